@@ -10,7 +10,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from functools import partial
-from typing import Any, final
+from typing import Any, ClassVar, final
 
 import torch
 from torch import Tensor
@@ -66,6 +66,8 @@ class LARS(_Layerwise):
     >>> weight.tolist()
     [3.0, 1.5]
     """
+
+    per_parameter: ClassVar[bool] = True  # so it may be called for each bucket: see `check_per_parameter`
 
     def __init__(
         self,
@@ -128,6 +130,8 @@ class LAMB(_Layerwise):
     >>> [round(value, 4) for value in weight.tolist()]
     [1.2322, 2.2322]
     """
+
+    per_parameter: ClassVar[bool] = True  # so it may be called for each bucket: see `check_per_parameter`
 
     def __init__(
         self,

@@ -73,7 +73,8 @@ class InPlaceGradients:
     Autograd adds to an existing `.grad`. Here `.grad` is a part of the buffer with its own version counter, which
     rises by one at every arrival. The counter shows which parameters were used, which arrived twice, and, whenever
     another gradient arrives, whether a bucket is final. Excluded are the first parameter of a bucket, which backward
-    should reach last, and parameters whose gradients must be converted.
+    should reach last, and parameters whose gradients must be converted. If a user's hook may change a `.grad`, all
+    are excluded: see `Accumulation.keeps`.
     """
 
     def __init__(self, parameters: Sequence[Tensor], layout: Layout) -> None:
@@ -130,7 +131,13 @@ class Accumulation:
     Args:
         views: each parameter's part of the gradient's buffer, with its own version counter.
         in_place: the small parameters without hooks.
+        factor: factor on all gradients of this step.
         weight, control: values for the tails.
+
+    Attributes:
+        keeps: parameters keep their `.grad` until the backward pass ends, and micro-batches accumulate in it, as under
+            DDP. It is so if a user registered a hook with `register_post_accumulate_grad_hook`: it may read and
+            replace any parameter's `.grad`.
     """
 
     def __init__(
@@ -139,6 +146,7 @@ class Accumulation:
         views: list[Tensor],
         in_place: InPlaceGradients,
         hooks: Hooks,
+        factor: float,
         weight: float,
         control: int,
     ) -> None:
@@ -148,7 +156,8 @@ class Accumulation:
         self.tick = hooks.tick
         self.weight = weight
         self.control = control
-        self.factor = 0.0
+        self.factor = factor
+        self.keeps = False
         self.written: set[int] = set()
         self.late: set[int] = set()  # buckets that arrived after the forward pass, because no module asked for them
         self.missed: set[int] = set()  # in-place parameters whose gradients came after all others of their buckets
@@ -156,23 +165,32 @@ class Accumulation:
         self._last = self._armed = False
         self._fired: set[int] = set()  # gradients of this micro-batch
         self._in_place = in_place
+        self._kept: list[Tensor | None] = []  # `.grad` of all parameters after the last micro-batch
         self._versions: list[list[int]] = [[] for _ in in_place.buckets]  # version counters before backward
-        self._missing = [
-            piece.num_params - len(indices)
-            for piece, indices in zip(gradient.layout.buckets, in_place.buckets, strict=True)
-        ]
+        self._before: list[int] = []  # version counters of the parameters before backward
+        self._missing: list[int] = []
 
-    def begin(self, factor: float, last: bool) -> None:
-        """Begin a micro-batch's forward pass; its gradients will be multiplied by `factor`."""
-        self.factor = factor
+    def begin(self, last: bool) -> None:
+        """Begin a micro-batch's forward pass."""
         self._last = last
         self._armed = False
         self._fired.clear()
+        if self.keeps:
+            self._kept = [param.grad for param in self._in_place.parameters]
+            for param in self._in_place.parameters:
+                param.grad = None
 
-    def attach_grads(self) -> None:
+    def begin_backward(self) -> None:
         """Begin a backward pass: set `.grad` of the in-place parameters to their parts of the buffer."""
         self._armed = True
         views, parameters = self.views, self._in_place.parameters
+        self._before = [param._version for param in parameters]
+        self._missing = [
+            piece.num_params - len(indices)
+            for piece, indices in zip(self.gradient.layout.buckets, self._in_place.buckets, strict=True)
+        ]
+        for param, grad in zip(parameters, self._kept, strict=False):
+            param.grad = grad
         for bucket, indices in enumerate(self._in_place.buckets):
             for run in self._in_place.runs[bucket]:
                 self.gradient.flat[run].zero_()
@@ -182,7 +200,23 @@ class Accumulation:
                 parameters[index].grad = views[index]
             self._versions[bucket] = [views[index]._version for index in indices]
 
-    def write_gradient(self, index: int, grad: Tensor, slot: Slot) -> bool:
+    def end_backward(self) -> None:
+        """End a backward pass.
+
+        Raises:
+            ConfigError: a parameter changed in it, or a gradient came in another way than by this class.
+        """
+        in_place = self._in_place.all
+        for slot, param, before in zip(
+            self.gradient.layout.slots, self._in_place.parameters, self._before, strict=True
+        ):
+            if param._version != before:
+                raise _stepped(slot)
+            expected = self.views[slot.index] if slot.index in in_place else None
+            if not self.keeps and param.grad is not expected:
+                raise _replaced(slot)
+
+    def write_gradient(self, index: int, grad: Tensor | None, slot: Slot) -> bool:
         """Take a parameter's gradient; return whether it was the last one of its bucket that has a hook."""
         if index in self._fired:
             raise _used_twice(slot)
@@ -199,21 +233,35 @@ class Accumulation:
                 "the forward pass (LayerwiseSGD)"
             )
         self._fired.add(index)
-        view, factor = self.views[index], self.factor
-        if index in self.written:
-            view.add_(grad, alpha=factor)
-        else:
-            if grad.dtype == view.dtype and factor != 1.0:
-                torch.mul(grad, factor, out=view)
-            else:
-                view.copy_(grad)
-                if factor != 1.0:
-                    view.mul_(factor)
-            self.written.add(index)
+        if self._last or not self.keeps:
+            self._write(index, grad)
         if self._last:
             self._missing[slot.bucket] -= 1
             return not self._missing[slot.bucket]
         return False
+
+    def write_kept(self) -> None:
+        """Write the gradients of parameters that only earlier micro-batches used."""
+        if self.keeps:
+            for index, param in enumerate(self._in_place.parameters):
+                if index not in self.written and param.grad is not None:
+                    self._write(index, param.grad)
+
+    def _write(self, index: int, grad: Tensor | None) -> None:
+        view, factor = self.views[index], self.factor
+        if grad is None:  # a hook cleared it
+            view.zero_()
+        elif grad.is_sparse:
+            grad = grad.to_dense()
+        if grad is not None and index in self.written:
+            view.add_(grad, alpha=factor)
+        elif grad is not None and grad.dtype == view.dtype and factor != 1.0:
+            torch.mul(grad, factor, out=view)
+        elif grad is not None:
+            view.copy_(grad)
+            if factor != 1.0:
+                view.mul_(factor)
+        self.written.add(index)
 
     def is_final(self, bucket: int) -> bool:
         """Return whether all of a bucket's gradients have arrived."""
@@ -261,6 +309,21 @@ def _used_twice(slot: Slot) -> ConfigError:
         "Pass use_reentrant=False to torch.utils.checkpoint. So does a DistributedDataParallel that the step's "
         "function calls: "
         "call the model inside"
+    )
+
+
+def _stepped(slot: Slot) -> ConfigError:
+    return ConfigError(
+        f"{slot.name} changed during the backward pass: does a gradient hook step an optimizer? It would step with this "
+        "rank's gradient alone, and replicas would differ. Remove the hook, and give the Trainer one optimizer of all "
+        "parameters. LayerwiseSGD(apply='backward') updates bucket by bucket"
+    )
+
+
+def _replaced(slot: Slot) -> ConfigError:
+    return ConfigError(
+        f"{slot.name}.grad was set during the backward pass by other code than its own hooks, and would be ignored: "
+        "change it in a hook of register_post_accumulate_grad_hook, made before the backward pass"
     )
 
 

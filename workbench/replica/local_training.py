@@ -19,7 +19,12 @@ from workbench.problems.metrics import Measurement
 from workbench.program import Algorithm, Replicas, clipping_refusal, defaults_of, record_of
 from workbench.replica.backward import MicroBatch
 from workbench.replica.gradient_guard import GradientReport, LossWatch, entries_of, guard_of
-from workbench.replica.optimizer_step import build_optimizer, check_schedule_takes_rate, set_first_rates
+from workbench.replica.optimizer_step import (
+    build_optimizer,
+    check_per_parameter,
+    check_schedule_takes_rate,
+    set_first_rates,
+)
 from workbench.replica.replica import Replica, evaluation_mode
 from workbench.replica.server_copy import ServerCopy
 from workbench.replica.trained import state_of
@@ -352,6 +357,8 @@ def build_replica(algorithm: Algorithm, problem: Problem, settings: Settings, de
         check_schedule_takes_rate(replica.optimizer_wrapper.optimizer, settings.lr)
     more = {"schedule": settings.schedule, "ema_decay": settings.ema_decay}
     replica.make_server_copy = lambda: ServerCopy(replica.parameters, replica.layout, make_optimizer, **more)  # type: ignore[arg-type]
+    if algorithm.requires.servers and len(replica.layout.buckets) > 1:
+        check_per_parameter(replica.optimizer_wrapper.optimizer)
     replica.leaves_out_overflow = algorithm.requires.servers and settings.precision == "fp16"
     if settings.ema_decay is not None and not algorithm.requires.servers:
         replica.keep_average(settings.ema_decay)

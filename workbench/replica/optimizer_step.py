@@ -89,6 +89,7 @@ def _uncompiled_step(optimizer: torch.optim.Optimizer) -> Callable[..., Any] | N
     return torch.optim.Optimizer.profile_hook_step(step)
 
 
+WHOLE = "an algorithm that applies the whole gradient (SynchronousSGD(), LayerwiseSGD(apply='all'), PipeSGD())"
 # settings of a parameter group that a training loop may change between steps
 SCHEDULED = ("lr", "momentum", "betas", "weight_decay")
 
@@ -139,12 +140,18 @@ class OptimizerWrapper:
         """Record the optimizer's present settings for the update with this step's gradient, which may come later."""
         self.optimizer._opt_called = True  # type: ignore[attr-defined]  # no warning of a schedule before the first update
         self.of_step[step] = [
-            {name: _copied(group[name]) for name in SCHEDULED if name in group} for group in self.optimizer.param_groups
+            {name: _copied(value) for name, value in _scheduled(group).items()} for group in self.optimizer.param_groups
         ]
 
     def step(self, bucket: int | None, lr_scale: float, of: int = -1) -> None:
-        """Take one optimizer step; with a bucket, for its parameters only. `of` is the step of its gradient."""
+        """Take one optimizer step; with a bucket, for its parameters only. `of` is the step of its gradient.
+
+        The settings for this step are undone after it. What the optimizer changes in its groups stays, also for the
+        updates whose settings are remembered.
+        """
         groups = self.optimizer.param_groups
+        if bucket is not None and len(self._layout.buckets) > 1:  # hooks may be registered at any time
+            check_per_parameter(self.optimizer)
         if bucket is not None and self._sizes() != self._group_sizes:  # a group or a parameter was added
             self._narrowed = self._narrow_groups()
             self._group_sizes = self._sizes()
@@ -153,19 +160,38 @@ class OptimizerWrapper:
         elif self.keeps:
             self._measure(bucket)
         past = self.of_step.get(of, [])
-        saved = [{name: group[name] for name in ("params", *SCHEDULED) if name in group} for group in groups]
+        parameters = [group["params"] for group in groups]
+        saved = [_scheduled(group) for group in groups]
+        for group, values in zip(groups, past, strict=False):  # a group may be new
+            group.update(values)
+        if lr_scale != 1.0:
+            for group in groups:
+                group["lr"] = group["lr"] * lr_scale
+        used = [{name: _Used(value) for name, value in _scheduled(group).items()} for group in groups]
         try:
-            for group, values in zip(groups, past, strict=False):  # a group may be new
-                group.update(values)
             for position, group in enumerate(groups):
                 if bucket is not None:
                     group["params"] = self._narrowed[bucket][position]
-                if lr_scale != 1.0:
-                    group["lr"] = group["lr"] * lr_scale
             self._step()
         finally:
-            for group, values in zip(groups, saved, strict=True):
-                group.update(values)
+            for group, params in zip(groups, parameters, strict=True):
+                group["params"] = params
+            self._undo(saved, used, [values for step, values in self.of_step.items() if step != of])
+
+    def _undo(
+        self, saved: list[dict[str, Any]], used: list[dict[str, _Used]], remembered: list[list[dict[str, Any]]]
+    ) -> None:
+        """Restore the groups' settings, and carry over what the optimizer changed."""
+        for position, (group, settings) in enumerate(zip(self.optimizer.param_groups, saved, strict=False)):
+            for name, during in used[position].items():
+                after, before = group[name], settings[name]
+                group[name] = before
+                if not during.is_changed(after):
+                    continue
+                group[name] = _assigned(before, carried(before, during.copy, after))
+                for values in remembered:
+                    if position < len(values):
+                        values[position][name] = _copied(carried(values[position][name], during.copy, after))
 
     def _step(self) -> None:
         if self._uncompiled_step is None or compiler_is_loaded():
@@ -289,9 +315,54 @@ def check_schedule_takes_rate(optimizer: torch.optim.Optimizer, lr: float) -> No
         )
 
 
+def _scheduled(group: dict[str, Any]) -> dict[str, Any]:
+    return {name: group[name] for name in SCHEDULED if name in group}
+
+
 def _copied(value: Any) -> Any:
     """Copy a value that a schedule may change in place."""
     return value.clone() if isinstance(value, Tensor) else value
+
+
+@final
+class _Used:
+    """A setting at the beginning of a step."""
+
+    def __init__(self, value: Any) -> None:
+        self.copy = _copied(value)
+        self._value = value
+        self._version = value._version if isinstance(value, Tensor) else 0
+
+    def is_changed(self, after: Any) -> bool:
+        """Return whether the optimizer changed it. Does not wait for a device."""
+        if isinstance(after, Tensor):
+            return after is not self._value or after._version != self._version
+        return bool(after != self.copy)
+
+
+def carried(value: Any, before: Any, after: Any) -> Any:
+    """Return a setting that changes as another one did, from `before` to `after`.
+
+    An equal one becomes equal. Another one changes by the same factor.
+
+    >>> carried(0.1, 0.1, 0.3), carried(0.5, 0.25, 0.5), carried((0.9, 0.999), (0.9, 0.999), (0.8, 0.999))
+    (0.3, 1.0, (0.8, 0.999))
+    """
+    if isinstance(value, tuple | list):
+        return type(value)(carried(*each) for each in zip(value, before, after, strict=True))
+    if value is after or before == after:
+        return value
+    if value == before:
+        return after
+    return value * (after / before) if before else value + after
+
+
+def _assigned(setting: Any, value: Any) -> Any:
+    """Return the new value of a setting. A tensor stays the same object, because others may hold it."""
+    if not isinstance(setting, Tensor) or setting is value:
+        return value
+    with torch.no_grad():
+        return setting.copy_(torch.as_tensor(value))
 
 
 def _scale(schedule: Any, factor: float) -> None:
@@ -317,17 +388,53 @@ def check_optimizer(
         )
     if isinstance(optimizer, torch.optim.SparseAdam):
         raise ConfigError("SparseAdam takes sparse gradients only, but summed gradients are dense: use Adam")
-    whole = "an algorithm that applies the whole gradient (SynchronousSGD(), LayerwiseSGD(apply='all'), PipeSGD())"
     if applies_buckets and clip_norm is not None:
         raise ConfigError(
-            f"clip_norm needs the whole gradient, but this algorithm applies bucket by bucket: use {whole}, or no "
+            f"clip_norm needs the whole gradient, but this algorithm applies bucket by bucket: use {WHOLE}, or no "
             "clip_norm"
         )
     if applies_buckets and precision == "fp16":
         raise ConfigError(
-            f"fp16 loss scaling needs the whole gradient, but this algorithm applies bucket by bucket: use {whole}, or "
+            f"fp16 loss scaling needs the whole gradient, but this algorithm applies bucket by bucket: use {WHOLE}, or "
             "precision='bf16'"
         )
+
+
+def added_to(optimizer: torch.optim.Optimizer) -> list[str]:
+    """Name what was added to this object: hooks of `step()`, or another `step()`. Schedules of torch are allowed."""
+    added = [
+        name
+        for name, hooks in (
+            ("step_pre_hook", getattr(optimizer, "_optimizer_step_pre_hooks", None)),
+            ("step_post_hook", getattr(optimizer, "_optimizer_step_post_hooks", None)),
+        )
+        if hooks
+    ]
+    step = vars(optimizer).get("step")
+    if step is not None and not hasattr(step, "_wrapped_by_lr_sched"):
+        added.append("another step()")
+    return added
+
+
+def check_per_parameter(optimizer: torch.optim.Optimizer) -> None:
+    """Raise `ConfigError` unless a step for each bucket is the same as one step for all.
+
+    It is so if each parameter's update depends on that parameter alone, as in the optimizers of torch.optim. Another
+    class declares it by `per_parameter = True`, because it may count its steps, or compute a statistic over all
+    parameters. A hook of `step()` would run once for each bucket.
+    """
+    kind, added = type(optimizer), added_to(optimizer)
+    declared = kind.__module__.startswith("torch.optim.") or vars(kind).get("per_parameter") is True
+    if declared and not added:
+        return
+    reason, other_fix = f"and it has {' and '.join(added)}", ""
+    if not added:
+        reason = "and it may need all parameters at once, because it is not a class of torch.optim"
+        other_fix = ". Or declare per_parameter = True in the class, if each parameter's update depends on it alone"
+    raise ConfigError(
+        f"this algorithm updates bucket by bucket, so it would call step() of {kind.__name__} once for each bucket, "
+        f"{reason}: use {WHOLE}, or shards=1 if servers update{other_fix}"
+    )
 
 
 # torch's wrappers

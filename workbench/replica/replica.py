@@ -13,6 +13,7 @@ from typing import Any, final
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.graph import Node, get_gradient_edge
 from torch.utils.hooks import RemovableHandle
 
 from workbench.errors import ConfigError
@@ -28,7 +29,13 @@ from workbench.replica.backward import (
     all_finite,
     is_compiled,
 )
-from workbench.replica.optimizer_step import OptimizerWrapper, TrainedParameters, check_not_wrapped, check_optimizer
+from workbench.replica.optimizer_step import (
+    OptimizerWrapper,
+    TrainedParameters,
+    check_not_wrapped,
+    check_optimizer,
+    check_per_parameter,
+)
 from workbench.replica.packing import Average, pack, unpack
 from workbench.replica.served_optimizer import SentSettings, copy_optimizer
 from workbench.replica.server_copy import ServerCopy
@@ -124,11 +131,14 @@ class Replica:
         self._running: Accumulation | None = None
         self._trained = TrainedParameters(model, optimizer, self._parameters)
         check_optimizer(optimizer, clip_norm, precision, applies_buckets)
+        if (applies_buckets or served) and len(self.layout.buckets) > 1:
+            check_per_parameter(optimizer)
         if self.settings is not None:
             copy_optimizer(optimizer, self._parameters, self._parameters)  # its errors, on all ranks
             self.make_server_copy = self._copy_for_server
         self._in_place = InPlaceGradients(self._parameters, self.layout)
         self._handles: list[RemovableHandle] = []
+        self._nodes: list[Node] = []
         self._watch(set(range(len(named))) - self._in_place.all)
 
     def close(self) -> None:
@@ -137,6 +147,7 @@ class Replica:
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
+        self._nodes.clear()
 
     # -- gradients ---------------------------------------------------------------------------------------------
 
@@ -157,7 +168,9 @@ class Replica:
         if self.total_weight is not None:
             gradient.total_weight = self.total_weight(step)
         weight = sum(micro.share for micro in micro_batches)
-        state = Accumulation(gradient, self._views_of(gradient.flat), self._in_place, hooks, weight, self.control_out)
+        scale = 1.0 if self.loss_scale is None else self.loss_scale.value
+        views = self._views_of(gradient.flat)
+        state = Accumulation(gradient, views, self._in_place, hooks, weight / scale, weight, self.control_out)
         total, num_samples = None, 0
         self._running = state
         saved = [param.grad for param in self._parameters]
@@ -168,8 +181,7 @@ class Replica:
                 if grad is not None:
                     param.grad = None
             for position, micro in enumerate(micro_batches):
-                factor = micro.share if self.loss_scale is None else micro.share / self.loss_scale.value
-                state.begin(factor, last=position == len(micro_batches) - 1)
+                state.begin(last=position == len(micro_batches) - 1)
                 hooks.phase("forward")
                 with self._autocast(), use or nullcontext():
                     loss = micro.loss()
@@ -181,9 +193,11 @@ class Replica:
                 self._check_loss(loss)
                 if self.guard is not None:
                     self.guard.check_loss(loss)
-                scaled = loss if self.loss_scale is None else loss * self.loss_scale.value
-                state.attach_grads()
-                scaled.backward()
+                factor = scale if len(micro_batches) == 1 else scale * micro.share / weight  # as hooks expect it
+                self._look_for_hooks(state)
+                state.begin_backward()
+                (loss if factor == 1.0 else loss * factor).backward()
+                state.end_backward()
                 part = loss.detach().double() * micro.num_samples
                 total = part if total is None else total + part
                 num_samples += micro.num_samples
@@ -197,6 +211,12 @@ class Replica:
                 param.grad = grad
         self._add_hooks(state.missed)
         return gradient, None if total is None else total / max(num_samples, 1)
+
+    def _look_for_hooks(self, state: Accumulation) -> None:
+        """Look for hooks of the user that may change a parameter's `.grad`."""
+        if not state.keeps and any(param._post_accumulate_grad_hooks for param in self._parameters):  # type: ignore[attr-defined]  # torch's
+            state.keeps = True
+            self._add_hooks(self._in_place.all)
 
     def _autocast(self) -> Any:
         if self.precision == "fp32":
@@ -212,22 +232,21 @@ class Replica:
                 "the loss does not depend on any trainable parameter: was it detached, or computed under no_grad?"
             )
 
-    def _hook_for(self, index: int) -> Callable[[Tensor], None]:
-        slot = self.layout.slots[index]
+    def _hook_for(self, index: int) -> Callable[[object, object], None]:
+        slot, parameters = self.layout.slots[index], self._parameters
         # Python's garbage collector does not see a parameter's hooks: a hook with a reference to this replica would
         # keep it alive.
         find = weakref.ref(self)
 
-        def hook(param: Tensor) -> None:
-            replica, grad = find(), param.grad
+        def hook(_inputs: object, _outputs: object) -> None:
+            replica, param = find(), parameters[index]
             state = None if replica is None else replica._running
-            if replica is None or state is None or grad is None:
+            if replica is None or state is None:
                 return  # a backward pass of the user, outside `backward`
-            param.grad = None  # free its memory now: the buffer holds the gradient
-            if (
-                state.write_gradient(index, grad.to_dense() if grad.is_sparse else grad, slot)
-                and state.on_bucket is not None
-            ):
+            grad = param.grad
+            if not state.keeps:
+                param.grad = None  # free its memory now: the buffer holds the gradient
+            if state.write_gradient(index, grad, slot) and state.on_bucket is not None:
                 replica._launch_ready(state)
             if state.tick is not None:
                 state.tick()
@@ -243,9 +262,15 @@ class Replica:
         return views
 
     def _watch(self, indices: Iterable[int]) -> None:
-        """Add hooks that are called when the gradients of these parameters arrive."""
+        """Add hooks that are called when the gradients of these parameters arrive.
+
+        As DDP's, they are hooks of autograd's node that accumulates the gradient: it calls them after all hooks of the
+        parameter itself, so they see what the user's hooks made of the gradient.
+        """
         for index in indices:
-            self._handles.append(self._parameters[index].register_post_accumulate_grad_hook(self._hook_for(index)))
+            node = get_gradient_edge(self._parameters[index]).node
+            self._nodes.append(node)  # the parameter does not keep it alive
+            self._handles.append(node.register_hook(self._hook_for(index)))
 
     def _add_hooks(self, indices: set[int]) -> None:
         """From the next backward on, use hooks for those of these parameters that had none."""
@@ -262,6 +287,7 @@ class Replica:
 
     def _finish(self, state: Accumulation) -> None:
         """Zero the gradients that backward did not reach, and pass on the remaining buckets."""
+        state.write_kept()
         for bucket in range(len(self.layout.buckets)):
             state.count_in_place(bucket) if bucket >= state.next_bucket else state.check_once(bucket)
         for index in set(range(len(self.layout.slots))) - state.written:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from workbench.errors import ConfigError
-from workbench.replica.optimizer_step import SCHEDULED, uncompiled
+from workbench.replica.optimizer_step import SCHEDULED, added_to, carried, uncompiled
 
 FIX = "give the Trainer an optimizer whose constructor takes (params, **defaults), as those of torch.optim do"
 
@@ -61,17 +61,7 @@ def _subject(optimizer: torch.optim.Optimizer) -> str:
 
 def _check_plain(optimizer: torch.optim.Optimizer) -> None:
     """Raise `ConfigError` for what was added to the object: the copy would lack it."""
-    added = [
-        name
-        for name, hooks in (
-            ("step_pre_hook", getattr(optimizer, "_optimizer_step_pre_hooks", None)),
-            ("step_post_hook", getattr(optimizer, "_optimizer_step_post_hooks", None)),
-        )
-        if hooks
-    ]
-    step = vars(optimizer).get("step")
-    if step is not None and not hasattr(step, "_wrapped_by_lr_sched"):
-        added.append("another step()")
+    added = added_to(optimizer)
     if added:
         raise ConfigError(
             f"{_subject(optimizer)}: it has {', '.join(added)}, which servers would not call: remove it, or use an "
@@ -114,9 +104,6 @@ class SentSettings:
         self._at_start = _numbers(optimizer)
         self.num = len(self._at_start)
 
-    def __str__(self) -> str:
-        return f"{type(self._optimizer).__name__} {self._at_start}"
-
     def differences(self) -> list[float]:
         """The present settings, minus those at the start.
 
@@ -131,9 +118,20 @@ class SentSettings:
             )
         return [now - before for now, before in zip(present, self._at_start, strict=True)]
 
-    def set(self, optimizer: torch.optim.Optimizer, differences: Sequence[float]) -> None:
-        """Give a server's optimizer the settings of a gradient."""
-        values = iter(before + change for before, change in zip(self._at_start, differences, strict=True))
+    def set(
+        self, optimizer: torch.optim.Optimizer, differences: Sequence[float], last: Sequence[float] | None = None
+    ) -> list[float]:
+        """Give a server's optimizer the settings of a gradient. What its own steps changed in them stays.
+
+        Args:
+            last: what this function returned for the last gradient; None for the first one.
+
+        Returns:
+            The settings in the gradient.
+        """
+        sent = [before + change for before, change in zip(self._at_start, differences, strict=True)]
+        present = _numbers(optimizer)
+        values = iter(map(carried, present, self._at_start if last is None else last, sent))
         for group in optimizer.param_groups:
             for name in SCHEDULED:
                 if name not in group:
@@ -145,6 +143,7 @@ class SentSettings:
                     present.fill_(next(values))
                 else:
                     group[name] = next(values)
+        return sent
 
 
 def _numbers(optimizer: torch.optim.Optimizer) -> list[float]:

@@ -47,6 +47,7 @@ class ServerCopy:
         self._make_optimizer = make_optimizer
         self._schedule = schedule
         self._settings = settings
+        self._sent: dict[int, list[float]] = {}  # bucket -> settings in its last gradient
         self._optimizers: dict[int, OptimizerWrapper] = {}  # bucket -> its optimizer, made at its first update
         self.updates = [0] * len(layout.buckets)
         # Steps of the run that the updates complete: see `runtimes.execution.evaluation_schedule`
@@ -109,7 +110,8 @@ class ServerCopy:
             num_settings = self.layout.num_settings
             if self._settings is not None and tail[WEIGHT] > 0:
                 sent = [number / tail[WEIGHT] for number in tail[len(tail) - num_settings :]]
-                self._settings.set(self._optimizer(part.index).optimizer, sent)
+                optimizer = self._optimizer(part.index).optimizer
+                self._sent[part.index] = self._settings.set(optimizer, sent, self._sent.get(part.index))
             for slot, num_users in zip(part.slots, tail[USED : len(tail) - num_settings], strict=True):
                 param = self.parameters[slot.index]
                 param.grad = gradient.view(slot).to(param.dtype) if num_users > 0 else None
@@ -144,6 +146,7 @@ class ServerCopy:
             "updates": list(self.updates),
         }
         kept["progress"] = list(self.progress)
+        kept["sent"] = dict(self._sent)
         return {**kept, "average": self.average.state() if self.average else None}
 
     def load(self, state: dict[str, Any]) -> None:
@@ -152,6 +155,7 @@ class ServerCopy:
             param.data.copy_(value)
         for bucket, kept in state["optimizers"].items():
             self._optimizer(bucket).load(kept)
+        self._sent = {bucket: list(sent) for bucket, sent in state.get("sent", {}).items()}
         self.updates = list(state["updates"])
         self.progress = [float(number) for number in state.get("progress", self.updates)]
         if self.average is not None and state["average"] is not None:

@@ -50,6 +50,33 @@ def facts_of_layout(layout: Layout) -> Facts:
     return {f"parameter {number}": line for number, line in enumerate(layout.describe())}
 
 
+def facts_of_optimizer(optimizer: torch.optim.Optimizer) -> Facts:
+    """The class of an optimizer, and the settings of each of its groups.
+
+    >>> facts_of_optimizer(torch.optim.Adagrad([torch.nn.Parameter(torch.ones(2))], lr=0.5))["group 0, lr"]
+    '0.5'
+    """
+    kind = type(optimizer)
+    facts = {"optimizer": f"{kind.__module__}.{kind.__qualname__}"}
+    for number, group in enumerate(optimizer.param_groups):
+        sizes = [param.numel() for param in group["params"]]
+        settings = {name: _text_of(value) for name, value in group.items() if name not in ("params", "param_names")}
+        settings["params"] = f"{len(sizes)} of {sum(sizes):,} numbers"
+        facts |= {f"group {number}, {name}": value for name, value in settings.items()}
+    return facts
+
+
+def _text_of(value: object) -> str:
+    """Describe a setting, the same on all ranks if it is equal: without addresses in memory."""
+    if isinstance(value, torch.Tensor):
+        return str(value.tolist())
+    if isinstance(value, tuple | list):
+        return f"({', '.join(map(_text_of, value))})"
+    if isinstance(value, int | float | str | None):
+        return repr(value)
+    return str(getattr(value, "__qualname__", type(value).__qualname__))
+
+
 def facts_of_run(
     algorithm: Algorithm,
     problem: Problem,

@@ -34,7 +34,7 @@ from workbench.runtimes.liveness.interrupts import single_interrupt
 from workbench.runtimes.liveness.membership import note_departures, num_spares
 from workbench.runtimes.liveness.rendezvous import wait_for_all
 from workbench.runtimes.rank.callback_thread import CallbackThread
-from workbench.runtimes.rank.consistency import check_consistency, facts_of_run, share_tensors
+from workbench.runtimes.rank.consistency import check_consistency, facts_of_optimizer, facts_of_run, share_tensors
 from workbench.runtimes.rank.rehearsal import rehearse_files
 from workbench.runtimes.rank.training_loop import TrainingLoop
 from workbench.runtimes.transport.base import Deadline, SoloTransport, Transport
@@ -319,9 +319,10 @@ def _train(
     slept = SleptCompute.of(worker, detector.rank)
     interpreter = Interpreter(transport, replica, recorder, worker.minibatch, **how, slept=slept)
     try:
-        known = (
-            {} if num_workers == 1 else facts_of_run(job.algorithm, job.problem, settings, replica.layout, worker.data)
-        )
+        known = {}
+        if num_workers > 1:
+            known = facts_of_run(job.algorithm, job.problem, settings, replica.layout, worker.data)
+            known |= facts_of_optimizer(replica.optimizer_wrapper.optimizer)
         differing = check_consistency(known, transport, interpreter)
         share_tensors(replica.shared_tensors(), transport, interpreter)
         if replica.average is not None:  # it began with this rank's own initial weights, which rank 0's have replaced

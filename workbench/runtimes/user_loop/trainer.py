@@ -26,7 +26,13 @@ from workbench.runtimes.execution.interpreter import Interpreter
 from workbench.runtimes.execution.progress import check_lanes
 from workbench.runtimes.execution.slept_compute import LatePasses, SleptCompute, gather_late_passes
 from workbench.runtimes.liveness.failure_detector import FailureDetector
-from workbench.runtimes.rank.consistency import check_consistency, facts_of_layout, share_tensors, versions
+from workbench.runtimes.rank.consistency import (
+    check_consistency,
+    facts_of_layout,
+    facts_of_optimizer,
+    share_tensors,
+    versions,
+)
 from workbench.runtimes.rank.main import cause_of, progress_of, transport_here
 from workbench.runtimes.rank.replica_check import ReplicaCheck
 from workbench.runtimes.transport.measure_link import measure_link
@@ -225,7 +231,7 @@ class Trainer:
         self._transport.open_lanes(algorithm.requires.num_lanes)
         known = {**versions(), "algorithm": str(algorithm), **facts_of_layout(self.replica.layout)}
         known["compute"] = compute
-        known["optimizer"] = str(self.replica.settings)
+        known |= facts_of_optimizer(self.replica.optimizer_wrapper.optimizer)
         check_consistency(known, self._transport, self._interpreter)
         share_tensors(self.replica.shared_tensors(), self._transport, self._interpreter)
 
