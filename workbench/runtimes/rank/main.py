@@ -34,7 +34,13 @@ from workbench.runtimes.liveness.interrupts import single_interrupt
 from workbench.runtimes.liveness.membership import note_departures, num_spares
 from workbench.runtimes.liveness.rendezvous import wait_for_all
 from workbench.runtimes.rank.callback_thread import CallbackThread
-from workbench.runtimes.rank.consistency import check_consistency, facts_of_optimizer, facts_of_run, share_tensors
+from workbench.runtimes.rank.consistency import (
+    check_consistency,
+    check_forward,
+    facts_of_optimizer,
+    facts_of_run,
+    share_tensors,
+)
 from workbench.runtimes.rank.rehearsal import rehearse_files
 from workbench.runtimes.rank.training_loop import TrainingLoop
 from workbench.runtimes.transport.base import Deadline, SoloTransport, Transport
@@ -308,6 +314,7 @@ def _train(
     job.algorithm.check(num_workers)
     worker = LocalTraining(job.algorithm, job.problem, settings, rank, num_workers, transport.device)
     replica = worker.replica
+    check_forward(job.algorithm, replica.model, num_workers)
     enable_elasticity(transport, detector, job.algorithm, settings.on_failure)
     header = {"host": socket.gethostname(), "pid": os.getpid(), "device": str(transport.device)}
     header |= {"machine": _machine(), "threads": torch.get_num_threads(), "cores": num_cores(), **when_begun()}

@@ -5,6 +5,7 @@ Checkpoints have the format of a run's (`checkpoint.files`). The loop names the 
 
 from __future__ import annotations
 
+import dis
 import gc
 import io
 import json
@@ -13,13 +14,16 @@ import os
 import secrets
 import socket
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from copy import deepcopy
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from types import FunctionType
 from typing import Any, final
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -129,6 +133,7 @@ def _micro_batches(loss: Losses, num_samples: int | Sequence[int] | None) -> tup
                 f"step() takes a function that computes the loss; got {type(closure).__name__}: "
                 "trainer.step(lambda: loss_fn(model(x), y)), or a list of such functions, one a micro-batch"
             )
+    _check_bound(closures)
     if num_samples is None:
         return closures, None
     try:
@@ -144,6 +149,50 @@ def _micro_batches(loss: Losses, num_samples: int | Sequence[int] | None) -> tup
     if closures and len(numbers) != len(closures):
         raise ConfigError(f"num_samples={num_samples} for {len(closures)} micro-batches: give the samples of each")
     return closures, numbers
+
+
+def _check_bound(closures: Sequence[Closure]) -> None:
+    """Raise `ConfigError` if micro-batches read the same variables of a loop, so that all see its last batch.
+
+    They are then functions of one loop: the same code with the same variables, of which one holds data. Functions that
+    read an iterator, and one function that is given several times, may compute a new batch at each call.
+    """
+    seen: dict[Any, FunctionType] = {}
+    for closure in closures:
+        if not isinstance(closure, FunctionType):
+            continue
+        defaults = (*(closure.__defaults__ or ()), *(closure.__kwdefaults__ or {}).values())
+        read = (closure.__code__, closure.__globals__, *(closure.__closure__ or ()), *defaults)
+        other = seen.setdefault(tuple(map(id, read)), closure)
+        if other is closure:
+            continue
+        variables = _variables_of(closure)
+        if any(hasattr(value, "__next__") for value in variables.values()):
+            continue
+        data = [name for name, value in variables.items() if _is_data(value)]
+        if data:
+            raise ConfigError(
+                f"two micro-batches are the same function of the same variables ({', '.join(data)}), so both compute the "
+                "loss of the loop's last batch: bind each batch to its function, as in "
+                "[lambda x=x, y=y: loss_fn(model(x), y) for x, y in batches]. If the function itself reads the next "
+                "batch, give it several times: [function] * number"
+            )
+
+
+def _variables_of(function: FunctionType) -> dict[str, Any]:
+    """Names and values of the outer variables that a function reads, except those that have no value."""
+    code, values = function.__code__, dict[str, Any]()
+    for name, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):
+        with suppress(ValueError):  # an empty cell
+            values[name] = cell.cell_contents
+    names = {item.argval for item in dis.get_instructions(code) if item.opname == "LOAD_GLOBAL"}
+    return values | {name: function.__globals__[name] for name in sorted(names) if name in function.__globals__}
+
+
+def _is_data(value: object) -> bool:
+    if isinstance(value, Tensor):
+        return not value.requires_grad
+    return isinstance(value, int | float | str | slice | list | tuple | Mapping | np.ndarray)
 
 
 def _checked(closure: Closure) -> Closure:

@@ -28,6 +28,7 @@ from workbench.runtimes.execution.slept_compute import LatePasses, SleptCompute,
 from workbench.runtimes.liveness.failure_detector import FailureDetector
 from workbench.runtimes.rank.consistency import (
     check_consistency,
+    check_forward,
     facts_of_layout,
     facts_of_optimizer,
     share_tensors,
@@ -227,6 +228,7 @@ class Trainer:
     def _agree(self, algorithm: Algorithm, progress: str, compute: str) -> None:
         """Open the lanes, check that all ranks have the same settings, and give all of them rank 0's parameters."""
         algorithm.check(self.num_workers)
+        check_forward(algorithm, self.replica.model, self.num_workers)
         check_lanes(algorithm, progress)
         self._transport.open_lanes(algorithm.requires.num_lanes)
         known = {**versions(), "algorithm": str(algorithm), **facts_of_layout(self.replica.layout)}
@@ -247,7 +249,12 @@ class Trainer:
 
         A list of functions accumulates gradients: each computes the loss of one micro-batch. Forward and backward run
         for one after the other, and the ranks communicate once. The micro-batches of a rank count the same, or each by
-        its samples.
+        its samples. Bind each batch to its function: `lambda x=x, y=y: ...` or `functools.partial`. A lambda that only
+        names the loop's variables would read their last values.
+
+        Hooks of parameters and modules run as under torch DDP: on this rank's gradient, before it is averaged. A hook
+        of `register_post_accumulate_grad_hook` may replace `.grad`, and then sees the gradients of earlier
+        micro-batches in it, each divided by their number (or weighted by its samples).
 
         With servers, this rank's parameters are then those that the servers sent in answer to its gradient. Other ranks
         need not take the step.
@@ -264,7 +271,15 @@ class Trainer:
 
         Raises:
             PeerFailed: another rank failed.
-            ConfigError: `finish` was called before, or the loss is not one number.
+            ConfigError: `finish` was called before, the loss is not one number, or micro-batches are the same.
+
+        Example:
+            >>> model = nn.Linear(3, 1)
+            >>> batches = [(torch.ones(5, 3), torch.zeros(5, 1)), (torch.zeros(5, 3), torch.ones(5, 1))]
+            >>> from workbench.algorithms import SynchronousSGD
+            >>> with Trainer(model, torch.optim.SGD(model.parameters(), lr=0.1), SynchronousSGD()) as trainer:
+            ...     losses = [lambda x=x, y=y: nn.functional.mse_loss(model(x), y) for x, y in batches]
+            ...     loss = trainer.step(losses)
         """
         self._check_usable()
         with translated_errors(self._fail):
