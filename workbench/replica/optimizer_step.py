@@ -350,7 +350,8 @@ def carried(value: Any, before: Any, after: Any) -> Any:
     """
     if isinstance(value, tuple | list):
         return type(value)(carried(*each) for each in zip(value, before, after, strict=True))
-    if value is after or before == after:
+    changed_in_place = isinstance(value, Tensor) and value is after
+    if changed_in_place or before == after:
         return value
     if value == before:
         return after

@@ -194,7 +194,7 @@ class Replica:
                 if self.guard is not None:
                     self.guard.check_loss(loss)
                 factor = scale if len(micro_batches) == 1 else scale * micro.share / weight  # as hooks expect it
-                self._look_for_hooks(state)
+                self._detect_hooks(state)
                 state.begin_backward()
                 (loss if factor == 1.0 else loss * factor).backward()
                 state.end_backward()
@@ -212,9 +212,9 @@ class Replica:
         self._add_hooks(state.missed)
         return gradient, None if total is None else total / max(num_samples, 1)
 
-    def _look_for_hooks(self, state: Accumulation) -> None:
-        """Look for hooks of the user that may change a parameter's `.grad`."""
-        if not state.keeps and any(param._post_accumulate_grad_hooks for param in self._parameters):  # type: ignore[attr-defined]  # torch's
+    def _detect_hooks(self, state: Accumulation) -> None:
+        """Keep the gradients if hooks of the user may change a parameter's `.grad`."""
+        if not state.keeps and any(param._post_accumulate_grad_hooks for param in self._parameters):
             state.keeps = True
             self._add_hooks(self._in_place.all)
 

@@ -140,7 +140,7 @@ class ServerCopy:
     def state(self) -> dict[str, Any]:
         """Return all state that a resumed server needs."""
         optimizers = {bucket: wrapper.state() for bucket, wrapper in self._optimizers.items()}
-        kept = {
+        kept: dict[str, Any] = {
             "parameters": [param.detach() for param in self.parameters],
             "optimizers": optimizers,
             "updates": list(self.updates),

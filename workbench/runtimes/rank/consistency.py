@@ -51,7 +51,7 @@ def facts_of_layout(layout: Layout) -> Facts:
 
 
 def facts_of_optimizer(optimizer: torch.optim.Optimizer) -> Facts:
-    """The class of an optimizer, and the settings of each of its groups.
+    """The class of an optimizer, and the settings of each of its groups, without those that schedules add.
 
     >>> facts_of_optimizer(torch.optim.Adagrad([torch.nn.Parameter(torch.ones(2))], lr=0.5))["group 0, lr"]
     '0.5'
@@ -60,7 +60,7 @@ def facts_of_optimizer(optimizer: torch.optim.Optimizer) -> Facts:
     facts = {"optimizer": f"{kind.__module__}.{kind.__qualname__}"}
     for number, group in enumerate(optimizer.param_groups):
         sizes = [param.numel() for param in group["params"]]
-        settings = {name: _text_of(value) for name, value in group.items() if name not in ("params", "param_names")}
+        settings = {name: _text_of(value) for name, value in group.items() if name in optimizer.defaults}
         settings["params"] = f"{len(sizes)} of {sum(sizes):,} numbers"
         facts |= {f"group {number}, {name}": value for name, value in settings.items()}
     return facts
