@@ -16,7 +16,7 @@ from torch.nn.functional import cross_entropy
 from torch.utils.data import Dataset, IterableDataset
 
 from tests.laws import tiny
-from tests.laws.train import make_job, run_job, run_on_ranks
+from tests.laws.train import COMPUTE, NETWORK, make_job, run_job, run_on_ranks
 from workbench import simulate
 from workbench.algorithms import DPSGD, SynchronousSGD
 from workbench.callbacks import Callback
@@ -243,7 +243,7 @@ def test_the_numbers_are_those_without_it(algorithm: Algorithm, monkeypatch: pyt
         torch.manual_seed(0)
         random.seed(0)
         np.random.seed(0)  # noqa: NPY002
-        run = simulate(algorithm, problem, workers=2, steps=4, evaluate_every=2)
+        run = simulate(algorithm, problem, workers=2, steps=4, evaluate_every=2, compute=COMPUTE, network=NETWORK)
         evaluations = [(row["test_loss"], row["accuracy"]) for row in run.evaluations()]
         drawn = torch.rand(1), random.random(), np.random.rand()  # noqa: NPY002
         rows.append(([row["loss"] for row in run.metrics[0] if "loss" in row], evaluations, drawn))
