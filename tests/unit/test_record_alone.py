@@ -240,6 +240,35 @@ def test_an_optimizer_may_call_the_loop(runs: Path) -> None:
     assert len(recording.run.metrics[0]) == 2
 
 
+@pytest.mark.parametrize("begins", ["before the loop", "in the first backward"])
+def test_the_loss_of_a_closure_is_that_of_its_first_call(begins: str, runs: Path) -> None:
+    """As `optimizer.step(closure)` returns it. `workbench record` begins in the first backward: in the first step."""
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(8, 3), nn.Tanh(), nn.Linear(3, 1))
+    optimizer = torch.optim.LBFGS(net.parameters(), max_iter=3, lr=0.1)
+    x, y = torch.randn(12, 8), torch.randn(12, 1)
+    recording = record()
+    calls: list[float] = []
+
+    def closure() -> Tensor:
+        optimizer.zero_grad()
+        loss = (net(x) - y).square().mean()
+        calls.append(float(loss.detach()))
+        if begins == "in the first backward" and len(calls) == 1:
+            recording.__enter__()
+        loss.backward()
+        return loss
+
+    if begins == "before the loop":
+        recording.__enter__()
+    returned = [float(optimizer.step(closure).detach()) for _ in range(5)]  # type: ignore[union-attr]
+    recording.__exit__(None, None, None)
+    assert len(calls) == 15, "each step calls it three times"
+    rows = recording.run.metrics[0]
+    assert [row["step"] for row in rows] == list(range(5))
+    assert [row["loss"] for row in rows] == returned == calls[::3]
+
+
 def test_a_block_without_a_step_is_refused(runs: Path) -> None:
     with pytest.raises(ConfigError, match=r"no optimizer took a step.*Call optimizer\.step\(\)"), record():
         model()(torch.ones(1, 8)).sum().backward()

@@ -18,7 +18,8 @@ class Step:
     Attributes:
         number: its number, from 0.
         end_s: end of its last update.
-        loss: what backward was called on, summed over the step's calls; None if it was not read.
+        loss: what backward was called on, summed over the step's calls; None if it was not read. If an optimizer calls a
+            closure again and again (L-BFGS), the loss of its first call.
         lr: learning rate of the optimizer's first group.
     """
 
@@ -56,6 +57,7 @@ class LoopPhases:
         self._loads: list[tuple[float, float]] = []  # they belong to what follows them
         self._evaluation: tuple[float, float] | None = None
         self._is_updating = False
+        self._first_loss: float | None = None  # of the step
 
     def load(self, begin_s: float, end_s: float) -> None:
         """Data was read."""
@@ -111,7 +113,10 @@ class LoopPhases:
 
     def add_loss(self, loss: float) -> None:
         """Backward is called on this loss."""
-        self.step.loss = loss + (self.step.loss or 0.0)
+        if self.step.loss is None:
+            self._first_loss = self.step.loss = loss
+        elif not self._is_updating:
+            self.step.loss += loss
 
     def begin_update(self, now_s: float) -> None:
         """An optimizer begins its step."""
@@ -119,8 +124,16 @@ class LoopPhases:
         self._is_updating = True
         self._turn("apply", now_s)
 
-    def end_update(self, now_s: float, lr: float | None) -> None:
-        """An optimizer ends its step."""
+    def end_update(self, now_s: float, lr: float | None, *, is_whole: bool = True) -> None:
+        """An optimizer ends its step.
+
+        Args:
+            now_s: the time.
+            lr: the learning rate of its first group.
+            is_whole: its begin was seen. Otherwise the recording began in it, and the losses so far are a closure's.
+        """
+        if not is_whole:
+            self.step.loss = self._first_loss
         self._is_updating = False
         self._turn("", now_s)
         self._updated = True

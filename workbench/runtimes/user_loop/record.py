@@ -327,7 +327,8 @@ def record(where: str | Path | None = None, *, steps: int | None = None, timeout
       must send at least, 2 (p - 1) / p of the bucket.
     - `load` is the time in `next()` of a `torch.utils.data.DataLoader`. For another loader or another communication
       library, such as mpi4py, use `with recording.span("load")` and `recording.span("all_reduce")`.
-    - The loss of a step is the number on which backward was called, summed over the calls of the step.
+    - The loss of a step is the number on which backward was called, summed over the calls of the step. Of an optimizer
+      that calls a closure several times (L-BFGS), it is the loss of the first call.
     - On a GPU the times are the host's: when it asked for the work. Use torch.profiler and
       `workbench.trace.from_profiler` for the times of the device.
     - An exception in the block is kept in the record, which is marked as failed, and passes on.

@@ -292,13 +292,21 @@ class TorchEvents:
         self.note(self._phases.begin_update, self._now())
 
     def _end_update(self, optimizer: Optimizer, _args: Any, _kwargs: Any) -> None:
+        began_before = (
+            self._updating is None and optimizer not in self._optimizers
+        )  # the recording began in its closure
+        if began_before and self._is_loop():
+            self._optimizers.add(optimizer)
+            self._find_models(optimizer)
+            self._updating = optimizer
         if self._is_loop() and self._updating is optimizer:
             now_s = self._now()
             self._updating, self._updated = None, True
             rate = optimizer.param_groups[0].get("lr") if optimizer.param_groups else None
             if isinstance(rate, Tensor):
                 rate = None if rate.is_cuda else float(rate)
-            self.note(self._phases.end_update, now_s, float(rate) if isinstance(rate, (int, float)) else None)
+            lr = float(rate) if isinstance(rate, (int, float)) else None
+            self.note(partial(self._phases.end_update, is_whole=not began_before), now_s, lr)
 
     def _find_models(self, optimizer: Optimizer) -> None:
         """Hook the outermost modules with this optimizer's parameters.
