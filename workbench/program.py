@@ -307,8 +307,21 @@ class Algorithm(ABC):
         """Raise `ConfigError` unless the algorithm can run on that many ranks."""
 
     def pull(self, ctx: Context) -> Program:
-        """Replace a worker's parameters by the servers' present ones, between two of its steps."""
-        raise AssertionError(f"{type(self).__name__} has no servers for {ctx}")
+        """Replace a worker's parameters by the present ones of the task that owns them, between two of its steps.
+
+        An owner is a server, or a task next to the worker. Without one, the worker has its parameters itself.
+        """
+        yield from ()
+
+    def conclude(self, ctx: Context) -> Program:
+        """Do what a program does after its last step, while the program that has taken the steps pauses.
+
+        All ranks have ended the same step. By default a second program begins, and ends without a step.
+
+        Args:
+            ctx: its `first_step` is its `num_steps`, and `resumed` a copy of the state of the last `EndStep`.
+        """
+        yield from self.worker(ctx)
 
     def bytes_per_step(self, rank: int, num_ranks: int, layout: Layout) -> float | None:
         """Bytes that a rank sends in each step; None if that depends on the step or on chance."""

@@ -104,6 +104,18 @@ class ADPSGD(GossipAlgorithm):
         passive = _passive(self.topology, num_ranks)
         return tuple(other for other in self.topology.neighbours(rank, num_ranks) if passive[other] != passive[rank])
 
+    def pull(self, ctx: Context) -> Program:
+        """Take over a passive rank's parameters from their owner. An active rank has its own."""
+        if self.partners(ctx.rank, ctx.num_workers) and _passive(self.topology, ctx.num_workers)[ctx.rank]:
+            packed: Gradient = yield PackParameters()
+            packed.body().zero_()  # no change
+            yield from _exchange_with_owner(ctx, packed, stamp=0)
+
+    def conclude(self, ctx: Context) -> Program:
+        """Take the mean of the owners' parameters. A second program may not use the tags of the one that pauses."""
+        yield from self.pull(ctx)
+        yield from average()
+
     def worker(self, ctx: Context) -> Program:
         partners = self.partners(ctx.rank, ctx.num_workers)
         if not partners:  # one rank
@@ -143,12 +155,17 @@ def _answer_and_train(ctx: Context, num_partners: int) -> Program:
         yield Apply((yield Backward(step)), local=True)
         packed = yield PackParameters()
         packed.body().sub_(before.body())
-        yield Send(ctx.rank, packed.flat, tag=VALUE, stamp=step)
-        newest: Message = yield Recv(ctx.rank, like=packed.flat, tag=MEAN)
-        yield UnpackParameters(replace(packed, flat=newest.value))
+        yield from _exchange_with_owner(ctx, packed, stamp=step)
         yield EndStep(step)
     yield Send(ctx.rank, packed.flat, tag=VALUE, stamp=DONE)
     yield UnpackParameters((yield Wait(owner)))
+
+
+def _exchange_with_owner(ctx: Context, change: Gradient, stamp: int) -> Program:
+    """Send a change of the parameters to their owner on this rank, and take over what they are then."""
+    yield Send(ctx.rank, change.flat, tag=VALUE, stamp=stamp)
+    newest: Message = yield Recv(ctx.rank, like=change.flat, tag=MEAN)
+    yield UnpackParameters(replace(change, flat=newest.value))
 
 
 def _own(ctx: Context, model: Gradient, num_partners: int) -> Program:

@@ -247,6 +247,8 @@ class LoopCheckpoints:
             )
         self._run = self._run or self._gather(secrets.token_hex(8), "all ranks to keep a checkpoint")[0]
         self._interpreter.complete_all(end.state)
+        if in_step:  # otherwise all programs have ended
+            self._interpreter.advance(lower(self._ctx, self._algorithm.pull(self._ctx)))
         place = max(0, *steps)
         words = self._other_training(folder, place)
         if not words:
@@ -392,7 +394,7 @@ class Preview:
                 here = end.step + 1
                 memory = {name: value.clone() for name, value in ctx.memory.items()}
                 copied = replace(ctx, first_step=here, num_steps=here, resumed=_copies(end.state), memory=memory)
-                interpreter.advance(lower(copied, algorithm.worker(copied)))
+                interpreter.advance(lower(copied, algorithm.conclude(copied)))
             if buffers:
                 share_tensors(buffers, interpreter.transport, interpreter)
         except BaseException:
