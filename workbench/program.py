@@ -268,6 +268,11 @@ class Algorithm(ABC):
         return 0
 
     @property
+    def complete_after_step(self) -> bool:
+        """Return True if the parameters after each step are those that the end of training would leave."""
+        return self.replicas == Replicas.EVERY_STEP and self.max_staleness == 0 and not self.requires.servers
+
+    @property
     def asynchronous(self) -> bool:
         """Return True if each rank counts its own steps.
 

@@ -39,7 +39,7 @@ def use_every_call(algorithm: Algorithm, folder: str) -> dict[str, Any]:
     def weights() -> torch.Tensor:
         return parameters_to_vector(model.parameters()).detach().clone()
 
-    evaluated, unchanged = [], []
+    evaluated, unchanged, complete = [], [], []
     with Trainer(model, optimizer, algorithm, timeout_s=TIMEOUT_S) as trainer:
         for step in range(NUM_STEPS):
             part = slice(4 * (num_ranks * step + rank), 4 * (num_ranks * step + rank + 1))
@@ -51,10 +51,12 @@ def use_every_call(algorithm: Algorithm, folder: str) -> dict[str, Any]:
             with trainer.evaluating():
                 evaluated.append(weights())
             unchanged.append(torch.equal(before, weights()))
+            complete.append(torch.equal(before, evaluated[-1]))
     return {
         "seconds": time.perf_counter() - begin,
         "evaluated": evaluated,
         "unchanged": all(unchanged),
+        "complete": all(complete),
         "end": weights(),
     }
 
@@ -84,6 +86,7 @@ def test_every_algorithm_evaluates_saves_and_finishes(num_ranks: int, tmp_path: 
             if "end" not in row:
                 continue
             assert row["unchanged"], f"{case}: the block changed the parameters"
+            assert row["complete"] or not algorithm.complete_after_step, f"{case}: updates are in flight"
             if not algorithm.requires.servers:
                 assert torch.equal(row["evaluated"][-1], row["end"]), case
             if algorithm.replicas != Replicas.NEVER:

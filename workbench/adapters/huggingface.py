@@ -16,10 +16,12 @@ from torch import Tensor, nn
 
 from workbench.adapters.hooks import check_whole_model, register_hook_on
 from workbench.errors import ConfigError
+from workbench.problems.torchvision_door import repair_torchvision
 from workbench.program import Algorithm, clipping_refusal
 from workbench.runtimes.user_loop.ddp_hook import DDPHook
 from workbench.runtimes.user_loop.trainer import Trainer
 
+repair_torchvision()  # transformers imports it for its Trainer
 try:
     import transformers
 except ImportError:

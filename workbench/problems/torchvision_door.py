@@ -31,17 +31,29 @@ def torchvision() -> ModuleType:
     Raises:
         ConfigError: torchvision is not installed, or does not fit this torch.
     """
-    if "torchvision" not in sys.modules:
-        spec = importlib.util.find_spec("torchvision")
-        if spec is None or not spec.submodule_search_locations:
-            raise ConfigError("this problem needs torchvision, which is not installed: pip install torchvision")
-        if not extension_loads(spec.submodule_search_locations[0]):
-            declare_operators()
+    if not repair_torchvision():
+        raise ConfigError("this problem needs torchvision, which is not installed: pip install torchvision")
     try:
         return importlib.import_module("torchvision")
     except (ImportError, RuntimeError, AttributeError) as error:
         trouble = f"torchvision cannot be imported with torch {torch.__version__} ({error})"
         raise ConfigError(f"{trouble}: install the release that was made for this torch") from error
+
+
+def repair_torchvision() -> bool:
+    """Declare the operators if torchvision's own do not load. Other libraries can import torchvision then.
+
+    Returns:
+        Whether torchvision is installed.
+    """
+    if "torchvision" in sys.modules:
+        return True
+    spec = importlib.util.find_spec("torchvision")
+    if spec is None or not spec.submodule_search_locations:
+        return False
+    if not extension_loads(spec.submodule_search_locations[0]):
+        declare_operators()
+    return True
 
 
 def extension_loads(folder: str) -> bool:
