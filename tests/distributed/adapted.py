@@ -22,7 +22,6 @@ from workbench.algorithms import AsyncSGD, LocalSGD, ParameterServerSGD, PipeSGD
 from workbench.codecs import Truncate16
 from workbench.collectives import Ring
 from workbench.errors import ConfigError
-from workbench.problems.torchvision_door import torchvision
 from workbench.program import Algorithm
 from workbench.runtimes.user_loop.trainer import Trainer
 
@@ -328,11 +327,21 @@ def huggingface(folder: Path) -> dict[str, Any]:
 
 
 def lightning(folder: Path) -> dict[str, Any]:
+    from workbench.adapters.lightning import (  # isort: skip  # before lightning: repairs torchvision
+        GRADIENT_HOOKS,
+        AlgorithmStrategy,
+        HookStrategy,
+    )
     import lightning as L
-    from lightning.pytorch.callbacks import ModelCheckpoint
+    from lightning.pytorch.callbacks import (
+        BackboneFinetuning,
+        EMAWeightAveraging,
+        GradientAccumulationScheduler,
+        LambdaCallback,
+        ModelCheckpoint,
+        StochasticWeightAveraging,
+    )
     from lightning.pytorch.strategies import DDPStrategy
-
-    from workbench.adapters.lightning import AlgorithmStrategy, HookStrategy
 
     class Module(L.LightningModule):
         def __init__(self, manual: bool = False) -> None:
@@ -342,6 +351,10 @@ def lightning(folder: Path) -> dict[str, Any]:
             self.validated: list[list[float]] = []
             self.modes: list[bool] = []
             self.seen: list[dict[str, Tensor]] = []
+
+        @property
+        def backbone(self) -> nn.Module:
+            return self.net.body[0]
 
         def training_step(self, batch: dict[str, Tensor], index: int) -> Tensor:
             self.modes.append(self.net.training)
@@ -357,8 +370,18 @@ def lightning(folder: Path) -> dict[str, Any]:
             optimizer = sgd(self.net)
             return {"optimizer": optimizer, "lr_scheduler": torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5)}
 
-    def train(strategy: DDPStrategy, epochs: int = 1, validate: bool = False, **options: Any) -> Module:
-        module = Module(options.pop("manual", False))
+    class Statistics(Module):
+        """With BatchNorm, whose statistics an averaged model needs again."""
+
+        def __init__(self, manual: bool = False) -> None:
+            super().__init__(manual)
+            self.net.body.insert(1, nn.BatchNorm1d(8, dtype=torch.float64))
+
+    def train(
+        strategy: DDPStrategy, epochs: int = 1, validate: bool = False, kind: type[Module] = Module, **options: Any
+    ) -> Module:
+        module = kind(options.pop("manual", False))
+        ckpt_path = options.pop("ckpt_path", None)
         loader = DataLoader(Samples(), batch_size=BATCH, shuffle=False)
         trainer = L.Trainer(
             accelerator="cpu",
@@ -370,8 +393,104 @@ def lightning(folder: Path) -> dict[str, Any]:
             enable_model_summary=False,
             **{"enable_checkpointing": False, "limit_val_batches": 1 if validate else 0, **options},
         )
-        trainer.fit(module, loader, loader if validate else None)
+        trainer.fit(module, loader, loader if validate else None, ckpt_path=ckpt_path, weights_only=False)
         return module
+
+    class CallsHooks(Module):
+        """Notes the calls of its hooks, and warms up the learning rate."""
+
+        def __init__(self, manual: bool = False) -> None:
+            super().__init__(manual)
+            self.calls: list[str] = []
+
+        def training_step(self, batch: dict[str, Tensor], index: int) -> Tensor:
+            self.calls.append("training_step")
+            return super().training_step(batch, index)
+
+        def on_before_backward(self, loss: Tensor) -> None:
+            self.calls.append(f"on_before_backward {float(loss):.6f}")
+
+        def on_before_zero_grad(self, optimizer: Any) -> None:
+            self.calls.append(f"on_before_zero_grad {sum(weights(self.net)):.6f}")
+
+        def optimizer_step(self, epoch: int, index: int, optimizer: Any, closure: Any) -> None:
+            self.calls.append("optimizer_step")
+            for group in optimizer.param_groups:
+                group["lr"] = LR * min(1.0, (self.trainer.global_step + 1) / 4)
+            optimizer.step(closure=closure)
+            self.calls.append(f"stepped {sum(weights(self.net)):.6f}")
+
+        def lr_scheduler_step(self, scheduler: Any, metric: Any) -> None:
+            self.calls.append("lr_scheduler_step")
+            scheduler.step()
+
+        def on_train_batch_end(self, outputs: Any, batch: Any, index: int) -> None:
+            self.calls.append(f"on_train_batch_end {float(outputs['loss']):.6f} {self.grad_sum()}")
+
+        def grad_sum(self) -> str:
+            grads = [param.grad for param in self.net.parameters()]
+            return "none" if grads[0] is None else f"{sum(float(grad.sum()) for grad in grads):.6f}"
+
+    class AccumulatesByHand(Module):
+        """Steps every second batch, as the documentation of `optimizer_step` shows."""
+
+        def optimizer_step(self, epoch: int, index: int, optimizer: Any, closure: Any) -> None:
+            if index % 2:
+                optimizer.step(closure=closure)
+            else:
+                closure()
+
+    def overriding(owner: str, hook: str) -> dict[str, Any]:
+        """Options of a training in which an object has this hook."""
+
+        def own(self: Any, *given: Any, **more: Any) -> None:
+            raise AssertionError("never called")
+
+        if owner == "module":
+            return {"kind": type("Overrides", (Module,), {hook: own})}
+        callback = LambdaCallback(**{hook: own}) if owner == "lambda" else type("Sees", (L.Callback,), {hook: own})()
+        return {"callbacks": [callback]}
+
+    def hooks_of(strategy: Any, **options: Any) -> tuple[list[str], list[float]]:
+        module = train(strategy, kind=CallsHooks, **options)
+        return module.calls, weights(module.net)
+
+    def trained(strategy: Any, **options: Any) -> list[float]:
+        given = {name: value() if name == "callbacks" else value for name, value in options.items()}
+        return weights(train(strategy, **given).net)
+
+    def resumed(strategy: Any, name: str) -> list[float]:
+        """One epoch, and a second one from its checkpoint."""
+        path = folder / f"resumed-{name}-{type(strategy).__name__}"
+        keeps = ModelCheckpoint(path, save_on_train_epoch_end=True)
+        train(strategy, enable_checkpointing=True, callbacks=[keeps])
+        path = next(path.glob("*.ckpt"))
+        return weights(train(type(strategy)(*made[type(strategy)]), 2, ckpt_path=str(path)).net)
+
+    made: dict[type, tuple[Any, ...]] = {DDPStrategy: (), AlgorithmStrategy: (SynchronousSGD(),)}
+    cases: dict[str, tuple[Any, dict[str, Any]]] = {
+        "hooks": (hooks_of, {"validate": True, "val_check_interval": 2}),
+        "clipped by norm": (trained, {"gradient_clip_val": 0.05}),
+        "averaged": (
+            trained,
+            {"epochs": 4, "callbacks": lambda: [StochasticWeightAveraging(swa_lrs=0.05, swa_epoch_start=1)]},
+        ),
+        "moving average": (
+            trained,
+            {"epochs": 2, "validate": True, "callbacks": lambda: [EMAWeightAveraging(decay=0.5)]},
+        ),
+        "averaged with statistics": (
+            trained,
+            {
+                "epochs": 3,
+                "kind": Statistics,
+                "validate": True,  # which clears gradients: Lightning would apply them once more in the last epoch
+                "callbacks": lambda: [StochasticWeightAveraging(swa_lrs=0.05, swa_epoch_start=1)],
+            },
+        ),
+        "bfloat16": (trained, {"precision": "bf16-mixed"}),
+        "resumed": (resumed, {"name": "synchronous"}),
+    }
 
     def hooked(**options: Any) -> tuple[list[float], float]:
         strategy = HookStrategy(**options)
@@ -393,9 +512,30 @@ def lightning(folder: Path) -> dict[str, Any]:
         "codec": hooked(codec=Truncate16()),
         "refused": {
             "accumulation": refusal(accumulate_grad_batches=2),
-            "clipping": refusal(gradient_clip_val=1.0),
+            "clipping": refusal(gradient_clip_val=1.0, gradient_clip_algorithm="value"),
             "manual": refusal(manual=True),
             "dedicated": refusal(AsyncSGD(dedicated=True)),
+            "scheduled": refusal(callbacks=[GradientAccumulationScheduler({1: 2})]),
+            "accumulated by hand": refusal(kind=AccumulatesByHand),
+            "unfrozen": refusal(callbacks=[BackboneFinetuning()]),
+            "averaged": refusal(PipeSGD(width=2), callbacks=[StochasticWeightAveraging(swa_lrs=0.05)]),
+            "moving average": refusal(LocalSGD(every=2), callbacks=[EMAWeightAveraging(decay=0.5)]),
+            **{
+                f"{owner} {hook}": refusal(**overriding(owner, hook))
+                for owner, hooks in (
+                    ("module", GRADIENT_HOOKS),
+                    ("callback", ("on_after_backward", "on_before_optimizer_step")),
+                    ("lambda", ("on_after_backward",)),
+                )
+                for hook in hooks
+            },
+        },
+        "as ddp": {
+            name: [
+                run(strategy, **options)
+                for strategy in (DDPStrategy(), AlgorithmStrategy(SynchronousSGD(), keep_gradients=name == "hooks"))
+            ]
+            for name, (run, options) in cases.items()
         },
         "whole": {},
         "validated": {},
@@ -426,7 +566,6 @@ LIBRARIES: dict[str, Callable[[Path], dict[str, Any]]] = {
 if __name__ == "__main__":
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
-    torchvision()  # transformers and lightning import it, also one whose operators do not load
     library, folder = sys.argv[1], Path(sys.argv[2])
     result = partial(LIBRARIES[library], folder)()
     (folder / f"{library}-{os.environ['RANK']}.json").write_text(json.dumps(result))

@@ -36,14 +36,14 @@ OFFLINE = {"HF_HUB_OFFLINE": "1"}
 # The libraries need seconds of a core: each process of this file has them from the start.
 IMPORTS = """
 from contextlib import suppress
-from workbench.problems.torchvision_door import torchvision
-torchvision()  # these libraries import it, also one whose operators do not load
-with suppress(ImportError):
+from workbench.errors import ConfigError
+with suppress(ConfigError):  # first: they repair a torchvision whose operators do not load
+    import workbench.adapters.huggingface
     from transformers import BertForSequenceClassification, Trainer
+with suppress(ConfigError):
+    import workbench.adapters.lightning
 with suppress(ImportError):
     import accelerate
-with suppress(ImportError):
-    import lightning
 """
 
 
@@ -128,13 +128,53 @@ def test_validation_and_checkpoints_of_lightning_have_what_the_end_would_leave(l
         for seen in rank["validated"].values():
             assert seen["in validation"] == seen["kept"] == seen["one epoch"]
             assert seen["training"], "the model trains in training mode"
-        words = {case: text.partition("takes the step itself: ")[2] for case, text in rank["refused"].items()}
+        words = {
+            case: text.partition("takes the step itself: ")[2]
+            for case, text in rank["refused"].items()
+            if case not in REFUSED
+        }
         assert words == {
             "accumulation": "use accumulate_grad_batches=1 and larger batches, or HookStrategy",
-            "clipping": "give AlgorithmStrategy(..., clip_norm=...) in place of gradient_clip_val",
+            "clipping": "it clips by norm: use gradient_clip_algorithm='norm', or HookStrategy",
             "manual": "use automatic optimization with one optimizer, or workbench.Trainer in your own loop",
             "dedicated": "Lightning trains on all ranks: use dedicated=False",
         }
+
+
+LATE = "acts on gradients before the ranks have exchanged them"
+REFUSED = {
+    "scheduled": "GradientAccumulationScheduler accumulates gradients: use accumulate_grad_batches=1",
+    "accumulated by hand": "this batch is without one (gradients are to be accumulated): use accumulate_grad_batches=1",
+    "unfrozen": "BackboneFinetuning gives the optimizer more parameters during training",
+    "averaged": "StochasticWeightAveraging reads weights after a step, when updates are in flight",
+    "moving average": "EMAWeightAveraging reads weights after a step, when updates are in flight",
+    "module backward": f"Overrides.backward {LATE}: change the loss in training_step",
+    "module on_after_backward": f"Overrides.on_after_backward {LATE}: read gradients in on_train_batch_end",
+    "module on_before_optimizer_step": f"Overrides.on_before_optimizer_step {LATE}: read gradients in",
+    "module configure_gradient_clipping": f"Overrides.configure_gradient_clipping {LATE}: clip with",
+    "module clip_gradients": f"Overrides.clip_gradients {LATE}: clip with",
+    "module optimizer_zero_grad": f"Overrides.optimizer_zero_grad {LATE}: leave it out",
+    "callback on_after_backward": f"Sees.on_after_backward {LATE}: read gradients in",
+    "callback on_before_optimizer_step": f"Sees.on_before_optimizer_step {LATE}: read gradients in",
+    "lambda on_after_backward": f"LambdaCallback.on_after_backward {LATE}: read gradients in",
+}
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(240)
+@pytest.mark.parametrize("library", [LIBRARIES[2]])
+def test_lightning_with_hooks_clipping_and_averages_trains_as_under_ddp(library: str, found: Found) -> None:
+    """The same calls in the same order, and the same weights; what would see no gradient of the update is refused."""
+    for rank in found(library):
+        for case, (ddp, ours) in rank["as ddp"].items():
+            if case == "hooks":
+                assert ours[0] == ddp[0]
+                ddp, ours = ddp[1], ours[1]
+            assert_near(ours, ddp)
+            assert case in ("hooks", "bfloat16") or ddp != rank["plain"][0]
+        for case, words in REFUSED.items():
+            assert words in rank["refused"][case], case
+        assert set(rank["refused"]) == set(REFUSED) | {"accumulation", "clipping", "manual", "dedicated"}
 
 
 @pytest.mark.slow
