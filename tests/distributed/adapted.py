@@ -56,8 +56,10 @@ class Net(nn.Module):
         torch.manual_seed(0)
         self.body = nn.Sequential(nn.Linear(FEATURES, 8), nn.Tanh(), nn.Linear(8, CLASSES)).double()
 
-    def forward(self, x: Tensor, labels: Tensor) -> dict[str, Tensor]:
+    def forward(self, x: Tensor, labels: Tensor | None = None) -> dict[str, Tensor]:
         logits = self.body(x)
+        if labels is None:
+            return {"logits": logits}
         return {"loss": nn.functional.cross_entropy(logits, labels), "logits": logits}
 
 
@@ -210,6 +212,73 @@ def huggingface(folder: Path) -> dict[str, Any]:
         kept.load_state_dict(best)
         return weights(model), weights(kept)
 
+    def as_library(kind: type[transformers.Trainer], name: str, **changed: Any) -> tuple[list[float], list[Any]]:
+        """Weights and log of a training with this Trainer: transformers' own, with DDP, or the workbench's."""
+        more = {} if kind is transformers.Trainer else {"algorithm": ALGORITHMS["synchronous"]}
+        own = {"resume_from_checkpoint", "model"}
+        given: dict[str, Any] = {
+            "output_dir": str(folder / f"{name}-{kind.__name__}"),
+            "per_device_train_batch_size": BATCH,
+            "per_device_eval_batch_size": BATCH,
+            "num_train_epochs": 1,
+            "max_grad_norm": 0.0,
+            "use_cpu": True,
+            "report_to": [],
+            "save_strategy": "no",
+            "logging_steps": 1,
+            "disable_tqdm": True,
+            "remove_unused_columns": False,
+            **{key: value for key, value in changed.items() if key not in own},
+        }
+        model = changed.get("model", Net)()
+        trainer = kind(
+            model,
+            transformers.TrainingArguments(**given),
+            train_dataset=Samples(),
+            eval_dataset=Samples(),
+            optimizers=(sgd(model), None),
+            callbacks=[Steps()],
+            **more,
+        )
+        resume = changed.get("resume_from_checkpoint")
+        trainer.train(resume_from_checkpoint=resume and f"{given['output_dir']}/{resume}")
+        logged = ("step", "loss", "grad_norm", "learning_rate", "eval_loss")
+        rows = [[row.get(key) for key in logged] for row in trainer.state.log_history if "train_runtime" not in row]
+        return weights(model), [*rows, *next(one for one in trainer.callback_handler.callbacks if type(one) is Steps).rows]
+
+    class Configured(Net):
+        config = transformers.PretrainedConfig()
+
+    class Steps(transformers.TrainerCallback):
+        """The sum of the weights at each call around the optimizer's step."""
+
+        def __init__(self) -> None:
+            self.rows: list[list[Any]] = []
+
+        def on_step_begin(self, args: Any, state: Any, control: Any, **more: Any) -> None:
+            self.rows.append(["begin", state.global_step, sum(weights(more["model"]))])
+
+        def on_optimizer_step(self, args: Any, state: Any, control: Any, **more: Any) -> None:
+            self.rows.append(["stepped", state.global_step, sum(weights(more["model"]))])
+
+        def on_step_end(self, args: Any, state: Any, control: Any, **more: Any) -> None:
+            self.rows.append(["end", state.global_step, sum(weights(more["model"]))])
+
+    in_the_middle = {"eval_strategy": "steps", "eval_steps": 2, "save_strategy": "steps", "save_steps": 2}
+    cases: dict[str, dict[str, Any]] = {
+        "in the middle": in_the_middle,
+        "clipped": {"max_grad_norm": 0.5},
+        "smoothed": {"label_smoothing_factor": 0.2, "model": Configured},
+        "bfloat16": {"bf16": True},
+        "best": {**in_the_middle, "load_best_model_at_end": True, "metric_for_best_model": "loss"},
+    }
+
+    def compared() -> dict[str, Any]:
+        kinds = (transformers.Trainer, AlgorithmTrainer)
+        rows = {name: [as_library(kind, name, **options) for kind in kinds] for name, options in cases.items()}
+        resumed = {**in_the_middle, "resume_from_checkpoint": "checkpoint-4"}
+        return rows | {"resumed": [as_library(kind, "in the middle", **resumed) for kind in kinds]}
+
     def failure() -> str:
         """One rank's loss raises an error in its third step."""
 
@@ -314,10 +383,14 @@ def huggingface(folder: Path) -> dict[str, Any]:
         ),
         "validated": {name: shown(name, ALGORITHMS[name]) for name in ("pipe", "local")},
         "best": best_kept(ALGORITHMS["pipe"]),
+        "as ddp": compared(),
         "refused": {
             "accumulation": refusal(gradient_accumulation_steps=2),
             "clipping": refusal(ALGORITHMS["servers"], max_grad_norm=1.0),
             "dedicated": refusal(AsyncSGD(dedicated=True)),
+
+
+
         },
         "failed": failure(),  # last, because the ranks' connection may be gone
     }
