@@ -270,7 +270,7 @@ class Algorithm(ABC):
     @property
     def complete_after_step(self) -> bool:
         """Return True if the parameters after each step are those that the end of training would leave."""
-        return self.replicas == Replicas.EVERY_STEP and self.max_staleness == 0 and not self.requires.servers
+        return self.replicas.equal_parameters and self.max_staleness == 0 and not self.requires.servers
 
     @property
     def asynchronous(self) -> bool:

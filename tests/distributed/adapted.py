@@ -151,6 +151,8 @@ def huggingface(folder: Path) -> dict[str, Any]:
         algorithm: Algorithm,
         model: nn.Module | None = None,
         options: dict[str, Any] | None = None,
+        kind: type[Seeing] = Seeing,
+        callbacks: list[Any] | None = None,
         **changed: Any,
     ) -> Seeing:
         model = model or Net()
@@ -169,7 +171,7 @@ def huggingface(folder: Path) -> dict[str, Any]:
             "remove_unused_columns": False,
             **changed,
         }
-        trainer = Seeing(
+        trainer = kind(
             model,
             transformers.TrainingArguments(**given),
             train_dataset=data,
@@ -177,6 +179,7 @@ def huggingface(folder: Path) -> dict[str, Any]:
             optimizers=(sgd(model), None),
             algorithm=algorithm,
             options=options,
+            callbacks=callbacks,
         )
         trainer.train()
         return trainer
@@ -244,7 +247,10 @@ def huggingface(folder: Path) -> dict[str, Any]:
         trainer.train(resume_from_checkpoint=resume and f"{given['output_dir']}/{resume}")
         logged = ("step", "loss", "grad_norm", "learning_rate", "eval_loss")
         rows = [[row.get(key) for key in logged] for row in trainer.state.log_history if "train_runtime" not in row]
-        return weights(model), [*rows, *next(one for one in trainer.callback_handler.callbacks if type(one) is Steps).rows]
+        return weights(model), [
+            *rows,
+            *next(one for one in trainer.callback_handler.callbacks if type(one) is Steps).rows,
+        ]
 
     class Configured(Net):
         config = transformers.PretrainedConfig()
@@ -388,9 +394,9 @@ def huggingface(folder: Path) -> dict[str, Any]:
             "accumulation": refusal(gradient_accumulation_steps=2),
             "clipping": refusal(ALGORITHMS["servers"], max_grad_norm=1.0),
             "dedicated": refusal(AsyncSGD(dedicated=True)),
-
-
-
+            "batch size": refusal(auto_find_batch_size=True),
+            "callback": refusal(callbacks=[type("Sees", (Steps,), {"on_pre_optimizer_step": Steps.on_step_end})()]),
+            "step": refusal(kind=type("Steps", (Seeing,), {"training_step": lambda *_: None})),
         },
         "failed": failure(),  # last, because the ranks' connection may be gone
     }

@@ -194,7 +194,25 @@ def test_evaluation_and_checkpoints_of_hugging_face_have_what_the_end_would_leav
             "clipping": "use max_grad_norm=0, because only a server of AsyncSGD has the mean gradient of an update: set the "
             "algorithm's own clip_norm if it has one",
             "dedicated": "all ranks train here: use dedicated=False",
+            "batch size": "auto_find_batch_size begins the training again: use a per_device_train_batch_size that fits",
+            "callback": "Sees.on_pre_optimizer_step would come after the update: use compute_loss, on_step_begin or "
+            "on_step_end, or add_hook",
+            "step": "Steps.training_step would come after the update: use compute_loss, on_step_begin or on_step_end, or "
+            "add_hook",
         }
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(240)
+@pytest.mark.parametrize("library", [LIBRARIES[1]])
+def test_hugging_face_trains_evaluates_and_logs_as_under_ddp(library: str, found: Found) -> None:
+    """The same weights, losses, norms and rates at the same calls: evaluations, saves, the best model, a resume."""
+    for rank in found(library):
+        for case, (ddp, ours) in rank["as ddp"].items():
+            assert_near(ours[0], ddp[0])
+            assert len(ours[1]) == len(ddp[1]) > 20 or case == "resumed"
+            for row, expected in zip(ours[1], ddp[1], strict=True):
+                assert row == pytest.approx(expected, rel=1e-9), f"{case}: {row}"
 
 
 @pytest.mark.slow

@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
@@ -81,8 +82,12 @@ class AlgorithmTrainer(transformers.Trainer):
     gradients in flight, no replicas of other ranks and no state of servers: training continues from it as from weights.
     The mean gradient is clipped to `args.max_grad_norm`, as usual.
 
+    The mean gradient's norm is logged, as usual, unless no rank has the mean gradient of an update.
+
     Refused are `gradient_accumulation_steps` above 1, `fp16` (use `bf16`, or `options={"precision": "fp16"}`),
-    DeepSpeed and FSDP, and dedicated servers. A subclass may override `compute_loss`, but not `training_step`.
+    `auto_find_batch_size`, several GPUs in one process, DeepSpeed and FSDP, dedicated servers, and what acts on
+    gradients between backward and update: `on_pre_optimizer_step` of a callback, `training_step` of a subclass. A
+    subclass may override `compute_loss`.
 
     Args:
         arguments: those of `transformers.Trainer`.
@@ -134,6 +139,12 @@ class AlgorithmTrainer(transformers.Trainer):
             fix = "use gradient_accumulation_steps=1 and larger batches, or add_hook"
         elif self.args.fp16:
             fix = "use bf16=True, or options={'precision': 'fp16'}, in place of fp16=True"
+        elif self.args.n_gpu > 1:
+            fix = "start one process for each GPU, with torchrun"
+        elif self.args.auto_find_batch_size:
+            fix = "auto_find_batch_size begins the training again: use a per_device_train_batch_size that fits"
+        elif changed := self._changed_step():
+            fix = f"{changed} would come after the update: use compute_loss, on_step_begin or on_step_end, or add_hook"
         elif self.is_deepspeed_enabled or self.is_fsdp_enabled:
             fix = "turn DeepSpeed and FSDP off: each rank has the whole model"
         elif getattr(self._algorithm, "dedicated", False):
@@ -143,6 +154,14 @@ class AlgorithmTrainer(transformers.Trainer):
         if fix:
             raise ConfigError(f"AlgorithmTrainer({self._algorithm}) takes the step itself: {fix}")
 
+    def _changed_step(self) -> str:
+        """Return the name of a method between backward and update that a subclass or a callback has; "" for none."""
+        for callback in self.callback_handler.callbacks:
+            if type(callback).on_pre_optimizer_step is not transformers.TrainerCallback.on_pre_optimizer_step:
+                return f"{type(callback).__name__}.on_pre_optimizer_step"
+        own = type(self).training_step is not AlgorithmTrainer.training_step
+        return f"{type(self).__name__}.training_step" if own else ""
+
     def begin(self) -> None:
         """Make the loop, when model and optimizer are prepared."""
         model, prepared = self.model, cast("Any", self.optimizer)
@@ -150,8 +169,14 @@ class AlgorithmTrainer(transformers.Trainer):
         check_whole_model(model)
         optimizer = getattr(prepared, "optimizer", prepared)  # accelerate has wrapped it
         prepared.step = lambda *_: None  # the loop has taken the step
-        clipped = {"clip_norm": self.args.max_grad_norm} if self.args.max_grad_norm else {}
-        self.loop = Trainer(model, optimizer, self._algorithm, **{**clipped, **self._of_trainer})
+        self.loop = Trainer(model, optimizer, self._algorithm, **{**self._clipping(), **self._of_trainer})
+
+    def _clipping(self) -> dict[str, float]:
+        """Return the option that clips the gradient, or only measures its norm if that is possible."""
+        if self.args.max_grad_norm:
+            return {"clip_norm": self.args.max_grad_norm}
+        measurable = not clipping_refusal(self._algorithm) and not self._algorithm.requires.buckets.applied_singly
+        return {"clip_norm": math.inf} if measurable else {}
 
     def finish(self) -> None:
         """Apply gradients in flight, and make the replicas equal."""
@@ -169,6 +194,9 @@ class AlgorithmTrainer(transformers.Trainer):
         """Take a step of the algorithm with the loss of `compute_loss`."""
         assert self.loop is not None
         model.train()
+        train_mode = getattr(self.optimizer, "train", None)  # of an optimizer without a schedule
+        if callable(train_mode):
+            train_mode()
         inputs = self._prepare_inputs(inputs)
 
         def loss() -> Tensor:
@@ -183,6 +211,10 @@ class AlgorithmTrainer(transformers.Trainer):
     def evaluate(self, *arguments: Any, **more: Any) -> Any:
         with self._as_the_end_leaves_it():
             return super().evaluate(*arguments, **more)
+
+    def predict(self, *arguments: Any, **more: Any) -> Any:
+        with self._as_the_end_leaves_it():
+            return super().predict(*arguments, **more)
 
     def save_model(self, *arguments: Any, **more: Any) -> None:
         with self._as_the_end_leaves_it():
@@ -210,7 +242,7 @@ class AlgorithmTrainer(transformers.Trainer):
         if self.loop is None or wrapper is None or not (wrapper.clips or wrapper.keeps):
             return None
         norm = self.loop.grad_norm
-        return None if norm is None else torch.tensor(norm)
+        return None if norm is None else torch.tensor(norm, dtype=torch.float64)
 
 
 @final
