@@ -246,7 +246,9 @@ def huggingface(folder: Path) -> dict[str, Any]:
         resume = changed.get("resume_from_checkpoint")
         trainer.train(resume_from_checkpoint=resume and f"{given['output_dir']}/{resume}")
         logged = ("step", "loss", "grad_norm", "learning_rate", "eval_loss")
-        rows = [[row.get(key) for key in logged] for row in trainer.state.log_history if "train_runtime" not in row]
+        rows = [
+            [row.get(key, -1.0) for key in logged] for row in trainer.state.log_history if "train_runtime" not in row
+        ]
         return weights(model), [
             *rows,
             *next(one for one in trainer.callback_handler.callbacks if type(one) is Steps).rows,

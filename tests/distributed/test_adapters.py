@@ -191,7 +191,7 @@ def test_evaluation_and_checkpoints_of_hugging_face_have_what_the_end_would_leav
         words = {case: text.partition("takes the step itself: ")[2] for case, text in rank["refused"].items()}
         assert words == {
             "accumulation": "use gradient_accumulation_steps=1 and larger batches, or add_hook",
-            "clipping": "use max_grad_norm=0, because only a server of AsyncSGD has the mean gradient of an update: set the "
+            "clipping": "use max_grad_norm=0, because only a server of BackupSGD has the mean gradient of an update: set the "
             "algorithm's own clip_norm if it has one",
             "dedicated": "all ranks train here: use dedicated=False",
             "batch size": "auto_find_batch_size begins the training again: use a per_device_train_batch_size that fits",

@@ -8,10 +8,10 @@ from collections.abc import Callable, Iterator
 from typing import Any, Literal
 
 import pytest
+import torch
 
 import workbench as wb
 from workbench.algorithms import ApplyOrder, bucket_plans
-from workbench.algorithms.bucket_plans import PlanState
 from workbench.analysis.buckets import bucket_times
 from workbench.costs import Compute, Network
 from workbench.errors import ConfigError
@@ -77,23 +77,24 @@ def chosen(monkeypatch: pytest.MonkeyPatch, step_s: Callable[[int, int], float])
 
     monkeypatch.setattr(bucket_plans, "planned_step", planned_step)
     layout = build_layout(trainable(wb.problems.get("digits-mlp", hidden=[64, 64]).model()), num_buckets=16)
-    trial = bucket_plans.PlanTrial(Context(0, 1, layout=layout), wb.collectives.Native(), singly=False)
+    ctx = Context(0, 1, layout=layout)
+    trial = bucket_plans.PlanTrial(ctx, wb.collectives.Native(), singly=False)
     trial.plans = list(range(len(bucket_plans.PLANS)))  # type: ignore[arg-type]  # `planned_step` gets their positions
 
-    def answered(program: Program) -> Any:
-        answer = None
-        while True:
-            try:
-                request = program.send(answer)
-            except StopIteration as end:
-                return end.value
-            answer = clock[0] if isinstance(request, Now) else request.value  # type: ignore[attr-defined]
-
     for step in range(bucket_plans.TRIAL_STEPS):
-        assert not trial.over
-        answered(trial.timed_step(step))
-    assert trial.over
-    return answered(trial.choose()), tried
+        answer_all(trial.step(step), lambda: clock[0])
+    return bucket_plans.next_plan(ctx.memory[bucket_plans.SECONDS].tolist()), tried
+
+
+def answer_all(program: Program, now: Callable[[], float]) -> list[Request]:
+    """Run a program of one rank to its end; return its requests."""
+    answer, requests = None, []
+    while True:
+        try:
+            requests.append(program.send(answer))
+        except StopIteration:
+            return requests
+        answer = now() if isinstance(requests[-1], Now) else getattr(requests[-1], "value", None)
 
 
 def test_the_fastest_plan_is_chosen_and_slow_ones_are_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -139,8 +140,22 @@ def test_settings_that_a_plan_decides_are_refused(settings: dict[str, Any]) -> N
         wb.LayerwiseSGD(bucket_bytes="auto", **settings)
 
 
+def test_a_trial_continues_in_a_later_program_and_ends_once() -> None:
+    """Blocks of 12 steps, as those of SlowMo: each begins a program, and the trial of 52 steps goes through them."""
+    algorithm = wb.SlowMo(every=12, inner=wb.LayerwiseSGD(bucket_bytes="auto"))
+    problem = wb.problems.get("digits-mlp", hidden=[64, 64, 64, 64])
+    run = wb.simulate(
+        algorithm, problem, workers=2, compute=COMPUTE, network=NETWORK, timing_only=True, steps=80, trace_steps=80
+    )
+    table = run.spans.select(kinds=["all_reduce"]).table
+    sums = Counter(table["step"][table["rank"] == 0].tolist())
+    assert len({sums[step] for step in range(10)}) > 3, "a trial"
+    assert len({sums[step] for step in range(52, 80) if (step + 1) % 12}) == 1, f"sums of steps: {sums}"
+
+
 def test_a_resumed_program_keeps_the_plan_of_its_checkpoint() -> None:
     layout = build_layout(trainable(wb.problems.get("digits-mlp", hidden=[64, 64]).model()), num_buckets=16)
     algorithm = wb.LayerwiseSGD(bucket_bytes="auto")
-    first = [next(algorithm.worker(Context(0, 2, layout=layout, resumed=state))) for state in (None, PlanState(plan=2))]
+    done = {bucket_plans.SECONDS: torch.ones(bucket_plans.TRIAL_STEPS, dtype=torch.float64)}
+    first = [next(algorithm.worker(Context(0, 2, layout=layout, memory=memory))) for memory in ({}, done)]
     assert [type(request) for request in first] == [Now, Backward], "a fresh one measures"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from statistics import median
 from typing import final
 
@@ -11,10 +10,11 @@ import torch
 
 from workbench.collectives import Collective
 from workbench.gradients import Gradient, Layout, whole
-from workbench.ops import AllReduce, Apply, Backward, Now, Program, Request, Start, State, Wait
+from workbench.ops import AllReduce, Apply, Backward, Now, Program, Request, Start, Wait
 from workbench.program import Context
 
 AUTO = "auto"
+SECONDS = "plan-trial.seconds"  # in `Context.memory`
 NUM_BUCKETS = 16  # of about equal size, from which a plan makes its sums
 NUM_LANES = 2
 # A plan is the shares of the gradient at which its sums end. Where a wire is the limit, a small first sum begins early;
@@ -27,19 +27,10 @@ PLANS: tuple[tuple[float, ...], ...] = (
     tuple(number / 8 for number in range(1, 9)),
     tuple(number / 16 for number in range(1, 17)),
 )
-UNDECIDED = -1
 # The trial: how many plans are left, and rounds of one step with each. A step takes 10 % more or less by chance, so the
 # best ones are tried more often.
 STAGES = ((len(PLANS), 4), (3, 4), (2, 8))
 TRIAL_STEPS = sum(plans * rounds for plans, rounds in STAGES)
-
-
-@final
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PlanState(State):
-    """The state between two steps: the position of the chosen plan in `PLANS`, `UNDECIDED` before the choice."""
-
-    plan: int = UNDECIDED
 
 
 def ends_of(layout: Layout, shares: Sequence[float]) -> tuple[int, ...]:
@@ -89,48 +80,60 @@ def planned_step(step: int, ends: Sequence[int], collective: Collective, *, sing
         yield Apply(whole([bucket for buckets in summed for bucket in buckets]))
 
 
+def next_plan(seconds: Sequence[float]) -> int:
+    """Return the position of the plan of the next step: the next one of the trial, or the fastest after it.
+
+    A stage drops the plans with the largest median step time.
+
+    Args:
+        seconds: of the trial's steps until now, summed over ranks. The first step with a plan does not count.
+
+    >>> next_plan([]), next_plan([1.0]), next_plan([1.0] * TRIAL_STEPS)
+    (0, 1, 0)
+    """
+    times: list[list[float]] = [[] for _ in PLANS]
+    left, begin = list(range(len(PLANS))), 0
+
+    def ranked() -> list[int]:
+        return sorted(left, key=lambda plan: (median(times[plan][1:]), plan))
+
+    for kept, rounds in STAGES:
+        left = sorted(ranked()[:kept]) if begin else left
+        order = left * rounds
+        for plan, step_s in zip(order, seconds[begin:], strict=False):
+            times[plan].append(step_s)
+        if len(seconds) < begin + len(order):
+            return order[len(seconds) - begin]
+        begin += len(order)
+    return ranked()[0]
+
+
 @final
 class PlanTrial:
-    """Takes steps by plans, and drops the plans with the largest median step time, averaged over ranks, until one is left."""
+    """Takes steps by plans. Their times are in `Context.memory`, equal on all ranks: a later program continues the trial.
+
+    Attributes:
+        plans: the last bucket of each sum, of every plan.
+    """
 
     def __init__(self, ctx: Context, collective: Collective, *, singly: bool) -> None:
         assert ctx.layout is not None
-        self._collective, self._singly = collective, singly
+        self._memory, self._collective, self._singly = ctx.memory, collective, singly
         on_gpu = ctx.layout.device.type == "cuda"
         self._device = ctx.layout.device if on_gpu else torch.device("cpu")  # where the library can sum a few numbers
         self.plans = [ends_of(ctx.layout, shares) for shares in PLANS]
-        self._seconds: list[list[float]] = [[] for _ in self.plans]  # of each plan; the first step does not count
-        self._left = list(range(len(self.plans)))
-        self._order = [plan for _ in range(STAGES[0][1]) for plan in self._left]  # plans of the next steps
-        self._stage = 0
+        self._seconds: list[float] = ctx.memory[SECONDS].tolist() if SECONDS in ctx.memory else []
+        self._plan = next_plan(self._seconds)
 
-    @property
-    def over(self) -> bool:
-        """Return True if the last stage has ended."""
-        return not self._order
-
-    def step(self, step: int, plan: int) -> Program:
-        """Take one step with a plan."""
-        yield from planned_step(step, self.plans[plan], self._collective, singly=self._singly)
-
-    def timed_step(self, step: int) -> Program:
-        """Take one step with the next plan, and note its time."""
-        plan = self._order.pop(0)
+    def step(self, step: int) -> Program:
+        """Take one step with the next plan, and note its time during the trial."""
+        work = planned_step(step, self.plans[self._plan], self._collective, singly=self._singly)
+        if len(self._seconds) >= TRIAL_STEPS:
+            yield from work
+            return
         begin_s = yield Now()
-        yield from self.step(step, plan)
-        self._seconds[plan].append((yield Now()) - begin_s)
-        if not self._order and self._stage + 1 < len(STAGES):
-            self._stage += 1
-            kept, rounds = STAGES[self._stage]
-            self._left = sorted((yield from self._ranked())[:kept])
-            self._order = [plan for _ in range(rounds) for plan in self._left]
-
-    def choose(self) -> Program:
-        """Return the position of the fastest plan, the same one on all ranks."""
-        return (yield from self._ranked())[0]
-
-    def _ranked(self) -> Program:
-        """Return the plans that are left, the fastest first, in the same order on all ranks."""
-        usual = [median(self._seconds[plan][1:]) for plan in self._left]
-        totals = (yield AllReduce(torch.tensor(usual, dtype=torch.float64, device=self._device))).tolist()
-        return [plan for _, plan in sorted(zip(totals, self._left, strict=True))]
+        yield from work
+        taken = torch.tensor([(yield Now()) - begin_s], dtype=torch.float64, device=self._device)
+        self._seconds += (yield AllReduce(taken)).tolist()
+        self._memory[SECONDS] = torch.tensor(self._seconds, dtype=torch.float64)
+        self._plan = next_plan(self._seconds)

@@ -6,14 +6,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import ClassVar, Literal, final
 
-from workbench.algorithms.bucket_plans import (
-    AUTO,
-    NUM_BUCKETS,
-    NUM_LANES,
-    UNDECIDED,
-    PlanState,
-    PlanTrial,
-)
+from workbench.algorithms.bucket_plans import AUTO, NUM_BUCKETS, NUM_LANES, PlanTrial
 from workbench.arguments import check_number, check_whole
 from workbench.collectives import Collective, Native, check_collective
 from workbench.collectives.algorithm import CollectiveAlgorithm
@@ -51,8 +44,9 @@ class LayerwiseSGD(CollectiveAlgorithm):
 
     With `bucket_bytes="auto"` the first 52 steps try six plans, from one sum after backward to sixteen on two lanes, in
     turn, the fastest ones most often. The later steps use the one with the least median step time. Checkpoints hold the
-    choice. All plans add the same numbers. On two ranks each sum has two terms, so results do not depend on the plan.
-    On more ranks the library may add in another order, so results may differ by rounding.
+    times, so a resumed run continues the trial or keeps the choice. All plans add the same numbers. On two ranks each
+    sum has two terms, so results do not depend on the plan. On more ranks the library may add in another order, so
+    results may differ by rounding.
 
     Attributes:
         bucket_bytes: size of a message, in bytes; 0: one for each parameter tensor; none: one for all; auto: measured
@@ -117,7 +111,7 @@ class LayerwiseSGD(CollectiveAlgorithm):
     def requires(self) -> Requirements:
         if self.bucket_bytes == AUTO:
             buckets = Buckets(count=NUM_BUCKETS, applied_singly=self.apply != ApplyOrder.ALL)
-            return Requirements(buckets=buckets, state=PlanState, num_lanes=NUM_LANES, link=self.collective.needs_link)
+            return Requirements(buckets=buckets, num_lanes=NUM_LANES, link=self.collective.needs_link)
         assert not isinstance(self.bucket_bytes, str)
         buckets = Buckets(max_bytes=self.bucket_bytes, applied_singly=self.apply != ApplyOrder.ALL)
         return Requirements(buckets=buckets, num_lanes=self.lanes, link=self.collective.needs_link)
@@ -158,16 +152,10 @@ class LayerwiseSGD(CollectiveAlgorithm):
             yield EndStep(step)
 
     def _with_best_plan(self, ctx: Context) -> Program:
-        state: PlanState = ctx.resumed or PlanState()
         trial = PlanTrial(ctx, self.collective, singly=self.apply == ApplyOrder.BACKWARD)
         for step in ctx.steps():
-            if state.plan != UNDECIDED:
-                yield from trial.step(step, state.plan)
-            else:
-                yield from trial.timed_step(step)
-                if trial.over:
-                    state = PlanState(plan=(yield from trial.choose()))
-            yield EndStep(step, state=state)
+            yield from trial.step(step)
+            yield EndStep(step)
 
     def _begin(self, bucket: Gradient) -> Request:
         """Return what to start when the gradients of a bucket are final."""
