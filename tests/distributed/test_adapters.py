@@ -212,7 +212,8 @@ def test_hugging_face_trains_evaluates_and_logs_as_under_ddp(library: str, found
             assert_near(ours[0], ddp[0])
             assert len(ours[1]) == len(ddp[1]) > 20 or case == "resumed"
             for row, expected in zip(ours[1], ddp[1], strict=True):
-                assert row == pytest.approx(expected, rel=1e-9), f"{case}: {row}"
+                assert row[0] == expected[0], f"{case}: {row}"  # the step, or the call
+                assert row[1:] == pytest.approx(expected[1:], rel=1e-9), f"{case}: {row}"
 
 
 @pytest.mark.slow
