@@ -57,6 +57,9 @@ for number in (_signal.SIGINT, _signal.SIGTERM, _signal.SIGHUP, _signal.SIGUSR1,
     _signal.signal(number, lambda number, _: os.kill(pid, number))
 status = int(line() or -_signal.SIGKILL)
 if status < 0:
+    if "OMPI_COMM_WORLD_RANK" in os.environ:  # as the package's own stand-in
+        rank, node = os.environ["OMPI_COMM_WORLD_RANK"], os.uname().nodename
+        os.write(2, f"process rank {{rank}} with PID {{pid}} on node {{node}} exited on signal {{-status}}\\n".encode())
     if status != -_signal.SIGKILL:
         _signal.signal(-status, _signal.SIG_DFL)
     os.kill(os.getpid(), -status)

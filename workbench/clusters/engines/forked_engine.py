@@ -92,6 +92,11 @@ def stand_for(engine: int, server: socket.socket) -> NoReturn:
     status = int(answer) if answer else -signal.SIGKILL  # a server that was killed has ended its engines
     if status >= 0:
         os._exit(status)
+    if (rank := os.environ.get("OMPI_COMM_WORLD_RANK")) is not None:
+        # In the words of Open MPI's mpiexec, which reports no death that the other ranks survive.
+        end = f"process rank {rank} with PID {engine} on node {socket.gethostname()} exited on signal {-status}\n"
+        with contextlib.suppress(OSError):
+            os.write(2, end.encode())
     with contextlib.suppress(OSError, ValueError):  # SIGKILL has no other handler
         signal.signal(-status, signal.SIG_DFL)
     os.kill(os.getpid(), -status)

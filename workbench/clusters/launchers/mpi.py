@@ -13,6 +13,7 @@ from workbench.clusters.emulated import EmulatedNetwork, Placement
 from workbench.clusters.emulated.relay import Relay
 from workbench.clusters.launchers.base import LIBRARIES, LOOPBACK, Launcher
 from workbench.clusters.local.mpi_install import OPEN_MPI, MPIInstall, rank_environment
+from workbench.runtimes.liveness.membership import FAULT_TOLERANT
 
 
 class MPILauncher(Launcher):
@@ -45,6 +46,11 @@ class MPILauncher(Launcher):
         """MPICH names ranks by process, and would name what stands for them."""
         return self.is_here and not self.emulated and Placement.here() is None and self.install.name == OPEN_MPI
 
+    @property
+    def outlives(self) -> bool:
+        """Return True if the other ranks remain when one is killed. An emulated network is measured without it."""
+        return self.install.tolerates_loss and not self.emulated
+
     def variables(self, num_ranks: int) -> dict[str, str]:
         return rank_environment(self.install, num_ranks, emulated=self.emulated or Placement.here() is not None)
 
@@ -55,7 +61,7 @@ class MPILauncher(Launcher):
 
     def configure(self, config: Config, num_ranks: int, environment: dict[str, str], folder: Path) -> None:
         config.MPIEngineSetLauncher.mpi_cmd = [self.install.mpiexec]
-        config.MPIEngineSetLauncher.mpi_args = list(self.install.args)
+        config.MPIEngineSetLauncher.mpi_args = [*self.install.args, *(FAULT_TOLERANT if self.outlives else ())]
         config.MPIEngineSetLauncher.environment = {**environment, **self.variables(num_ranks)}
 
 

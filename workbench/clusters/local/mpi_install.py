@@ -76,6 +76,11 @@ class MPIInstall:
     args: tuple[str, ...] = ()
     oversubscribe: bool = True
 
+    @property
+    def tolerates_loss(self) -> bool:
+        """Return True if its mpiexec can let the other ranks continue when one is killed (`FAULT_TOLERANT`)."""
+        return self.name == OPEN_MPI and int(self.version.split(".")[0]) >= FIRST_FAULT_TOLERANT
+
     def __str__(self) -> str:
         return f"{self.name} {self.version}"
 
@@ -304,7 +309,7 @@ def mpiexec_command(
         ConfigError: this machine cannot run that number of ranks, or the MPI does not tolerate the loss of a rank.
     """
     check_num_ranks(num_ranks, oversubscribe=install.oversubscribe, by_mpiexec=True)
-    if outlives and not (install.name == OPEN_MPI and int(install.version.split(".")[0]) >= FIRST_FAULT_TOLERANT):
+    if outlives and not install.tolerates_loss:
         raise ConfigError(
             f"{install} ends all ranks when one ends. To continue without one, use Open MPI {FIRST_FAULT_TOLERANT} "
             "or --runtime torch; else leave --on-failure out, and resume from the checkpoint"

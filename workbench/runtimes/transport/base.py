@@ -44,6 +44,9 @@ class Handle(ABC):
     def wait(self, deadline: Deadline) -> None:
         """Wait until it is complete."""
 
+    def abandon(self) -> None:  # noqa: B027 - nothing to do for most
+        """Wait for it no more, and keep its memory if the library may still use it."""
+
     def wait_inside(self, deadline: Deadline) -> None:
         """Wait until it is complete, on a thread with no other duty, because it may block in the library."""
         self.wait(deadline)
@@ -70,6 +73,11 @@ class Transport(ABC):
     can_shrink = False  # whether the remaining ranks can then continue as fewer (`shrink`)
     can_admit = False  # whether `admit` lets another rank in
     members: Membership | None = None  # which ranks take part, if the run continues without some
+
+    @property
+    def may_lose_peers(self) -> bool:
+        """Return True if the run continues after some departures, so that messages to such a rank are dropped."""
+        return self.members is not None and any(self.members.losable)
 
     @cached_property
     def streams(self) -> Streams:

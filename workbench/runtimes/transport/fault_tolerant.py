@@ -44,6 +44,11 @@ class PeerHandle(Handle):
         except RuntimeError as error:
             self._fail(error)
 
+    @property
+    def num_bytes(self) -> int | None:
+        """Length of the received message, where the library reports it."""
+        return getattr(self._inner, "num_bytes", None)
+
     def _fail(self, error: RuntimeError) -> None:
         self._inner, self._error, self._failed_s = None, error, time.monotonic()
 
@@ -72,6 +77,8 @@ class PeerHandle(Handle):
         reason = self._members.failure()
         if reason is not None:
             raise PeerFailed(reason)
+        if self._inner is not None:
+            self._inner.abandon()
         return True
 
     def wait(self, deadline: Deadline) -> None:

@@ -24,8 +24,9 @@ from torch import Tensor
 from workbench.errors import LaunchError, PeerFailed
 from workbench.gradients import block_bounds
 from workbench.runtimes.transport.base import HOST_TIMES, Deadline, Handle, Transport, pick_device
+from workbench.runtimes.transport.fault_tolerant import PeerHandle
 from workbench.runtimes.transport.mpi_arrivals import shared_counters
-from workbench.runtimes.transport.mpi_fault_tolerant import is_fault_tolerant, shrunk
+from workbench.runtimes.transport.mpi_fault_tolerant import MatchedReceive, is_fault_tolerant, matched, shrunk
 from workbench.runtimes.transport.mpi_finalize import bound_finalize
 from workbench.runtimes.transport.mpi_requests import MpiHandle, buffer_of
 from workbench.units import MIB
@@ -70,7 +71,8 @@ class MpiTransport(Transport):
                 f"{self.library} does not take CUDA pointers: tensors are staged through pinned host memory"
             )
         self._threads = self.has_threads = MPI.Query_thread() == MPI.THREAD_MULTIPLE
-        self.can_shrink = self._threads and is_fault_tolerant()  # the failure detector uses a thread
+        # The failure detector uses a thread.
+        self.outlives_peers = self.can_shrink = self._threads and is_fault_tolerant()
         if not self._threads:
             self.notes.append(
                 f"{self.library} was built without MPI_THREAD_MULTIPLE: background work waits for the foreground"
@@ -172,11 +174,27 @@ class MpiTransport(Transport):
 
     def start_send(self, to: int, flat: Tensor, tag: int) -> Handle:
         host = self._to_host(flat)
-        return MpiHandle(self._comm.Issend(buffer_of(host), to, tag), keep=host)
+
+        def begin() -> Handle:
+            return MpiHandle(self._comm.Issend(buffer_of(host), to, tag), keep=host)
+
+        return PeerHandle(self.members, to, begin) if self.members is not None and self.may_lose_peers else begin()
 
     def start_recv(self, source: int, flat: Tensor, tag: int) -> Handle:
+        if self.members is None or not self.may_lose_peers:
+            return self._start_recv(source, flat, tag)
+        if source >= 0:
+            return PeerHandle(self.members, source, lambda: self._start_recv(source, flat, tag))
+        return MatchedReceive(self.members, self._comm, tag, flat, self._received)
+
+    def _start_recv(self, source: int, flat: Tensor, tag: int) -> MpiHandle:
+        anyone = MPI.ANY_SOURCE if source < 0 else source
+        return self._received(flat, lambda buffer: self._comm.Irecv(buffer, anyone, tag))
+
+    def _received(self, flat: Tensor, begin: Callable[[list[Any]], Any]) -> MpiHandle:
+        """Return a receive into `flat`. `begin` takes a buffer, and returns the request."""
         host = torch.empty_like(flat, device="cpu") if self._staged else flat
-        request = self._comm.Irecv(buffer_of(host), MPI.ANY_SOURCE if source < 0 else source, tag)
+        request = begin(buffer_of(host))
 
         def came() -> None:
             self._from_host(flat, host)
@@ -235,13 +253,11 @@ class MpiTransport(Transport):
 
     def _received_failure(self) -> str | None:
         """A failure that a peer has sent; None if none has."""
-        try:
-            message = self._control.Improbe(MPI.ANY_SOURCE, FAILURE_TAG, status := MPI.Status())
-        except MPI.Exception:
-            if not self.can_shrink:
-                raise
-            self._control.Ack_failed()  # before a death is acknowledged, a probe of any rank fails
-            return None
+        status = MPI.Status()
+        if self.can_shrink:
+            message = matched(self._control, FAILURE_TAG, status)
+        else:
+            message = self._control.Improbe(MPI.ANY_SOURCE, FAILURE_TAG, status)
         if message is None:
             return None
         payload = bytearray(status.Get_count(MPI.BYTE))

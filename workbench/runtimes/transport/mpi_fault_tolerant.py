@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import os
+import time
+from collections.abc import Callable
 from contextlib import suppress
-from typing import Any
+from typing import Any, final
 
+import torch
 from mpi4py import MPI
+from torch import Tensor
 
 from workbench.errors import PeerFailed
 from workbench.runtimes.liveness.deadline import Deadline, on_a_thread
-from workbench.runtimes.liveness.membership import ENDS_ALONE
+from workbench.runtimes.liveness.membership import ENDS_ALONE, Membership
+from workbench.runtimes.transport.base import Handle
+from workbench.runtimes.transport.fault_tolerant import check_departure
+from workbench.runtimes.transport.mpi_requests import MpiHandle
 
 # Set by Open MPI's launcher if both options were given.
 FAULT_TOLERANCE = ("OMPI_MCA_mpi_ft_enable", f"OMPI_MCA_{ENDS_ALONE}")
@@ -46,3 +53,85 @@ def shrunk(communicator: Any, number: int, size: int, deadline: Deadline) -> lis
     for each in made:
         each.Set_errhandler(MPI.ERRORS_RETURN)
     return made
+
+
+def matched(communicator: Any, tag: int, status: MPI.Status) -> Any:
+    """Match a message of any rank, for its `Irecv` or `Recv`; None if there is none. `status` gets its sender."""
+    try:
+        return communicator.Improbe(MPI.ANY_SOURCE, tag, status)
+    except MPI.Exception as error:
+        if error.Get_error_class() not in (MPI.ERR_PROC_FAILED, MPI.ERR_PROC_FAILED_PENDING):
+            raise
+        communicator.Ack_failed()  # before a death is acknowledged, a probe of any rank fails
+        return None
+
+
+@final
+class MatchedReceive(Handle):
+    """A receive from any rank that may leave. A message is matched before its receive begins, so its sender is known.
+
+    A posted receive from any rank would stay incomplete for ever if it took a message whose sender was killed before
+    the end of the message: Open MPI then reports no error.
+
+    Args:
+        receive: (memory, buffer -> request) -> a receive into the memory.
+    """
+
+    def __init__(
+        self,
+        members: Membership,
+        communicator: Any,
+        tag: int,
+        flat: Tensor,
+        receive: Callable[[Tensor, Callable[[list[Any]], Any]], MpiHandle],
+    ) -> None:
+        self.started_s = time.perf_counter()
+        self.source = -1
+        self._members, self._communicator, self._tag = members, communicator, tag
+        self._flat, self._memory, self._receive = flat, flat, receive
+        self._inner: MpiHandle | None = None
+        self._error: RuntimeError | None = None
+        self._failed_s = 0.0
+
+    @property
+    def num_bytes(self) -> int | None:
+        """Length of the received message."""
+        return None if self._inner is None else self._inner.num_bytes
+
+    def poll(self) -> bool:
+        if self.finished_s is not None:
+            return True
+        if self._inner is None:
+            self._match()
+        if self._inner is None or not self._has_come(self._inner):
+            return False
+        if self._memory is not self._flat:
+            self._flat.copy_(self._memory)
+        self.finished_s = time.perf_counter()
+        return True
+
+    def _match(self) -> None:
+        check_departure(self._members, self._error, self._failed_s, None)
+        message = matched(self._communicator, self._tag, status := MPI.Status())
+        if message is not None:
+            self.source = status.Get_source()
+            self._inner = self._receive(self._memory, message.Irecv)
+
+    def _has_come(self, inner: MpiHandle) -> bool:
+        """Return True if the message is complete. If its sender has left before its end, wait for another one."""
+        has_left = self._members.has_left(self.source)
+        try:
+            if inner.poll():
+                return True
+        except RuntimeError as error:
+            self._error, self._failed_s = self._error or error, time.monotonic()
+        else:
+            if not has_left:
+                return False
+            inner.abandon()
+        self._inner, self._memory = None, torch.empty_like(self._flat)
+        return False
+
+    def wait(self, deadline: Deadline) -> None:
+        while not self.poll():
+            deadline.pause()

@@ -71,9 +71,12 @@ class MpiHandle(Handle):
                     if not self.poll():
                         raise
         except BaseException:
-            if self.finished_s is None:
-                _ABANDONED.append(self)
+            self.abandon()
             raise
+
+    def abandon(self) -> None:
+        if self.finished_s is None:
+            _ABANDONED.append(self)
 
 
 def buffer_of(flat: Tensor) -> list[Any]:

@@ -268,7 +268,7 @@ class TorchTransport(Transport):
         def begin() -> Handle:
             return self._waiters.watch(dist.isend(host, self._ranks[to], group=self._host_group, tag=tag), host, to)
 
-        return PeerHandle(self.members, to, begin) if self.members is not None and self._may_lose else begin()
+        return PeerHandle(self.members, to, begin) if self.members is not None and self.may_lose_peers else begin()
 
     def _to_host(self, flat: Tensor) -> Tensor:
         """The values in host memory. Waits for the calling thread's stream only."""
@@ -280,7 +280,7 @@ class TorchTransport(Transport):
         return host
 
     def start_recv(self, source: int, flat: Tensor, tag: int) -> Handle:
-        if self.members is None or not self._may_lose:
+        if self.members is None or not self.may_lose_peers:
             return self._start_recv(source, flat, tag)
         if source >= 0:
             return PeerHandle(self.members, source, lambda: self._start_recv(source, flat, tag))
@@ -304,11 +304,6 @@ class TorchTransport(Transport):
         table[self.rank, : len(encoded)] = encoded
         wait_inside(dist.all_reduce(table, group=self._host_group, async_op=True), deadline)
         return [bytes(row[: int(length) - 1].tolist()).decode() for row, length in zip(table, lengths, strict=True)]
-
-    @property
-    def _may_lose(self) -> bool:
-        """Return True if the run continues after some departures, so that messages to such a rank are dropped."""
-        return self.members is not None and any(self.members.losable)
 
     def shrink(self, ranks: list[int], place: Path, deadline: Deadline) -> None:
         self._lanes = self._lanes[:1]  # ranks may have opened different numbers of other lanes: all open them again
