@@ -259,8 +259,11 @@ def parse_train(arguments: Sequence[str]) -> argparse.Namespace:
     return _parser().parse_args(expand_settings(arguments))
 
 
-def check_train(arguments: Sequence[str]) -> None:
+def check_train(arguments: Sequence[str]) -> Any:
     """Check `workbench train ARGUMENTS` as the command does before its ranks start. Runs nothing and reads no data.
+
+    Returns:
+        The algorithm.
 
     Raises:
         ConfigError: an option, a name or a combination is not valid.
@@ -272,6 +275,7 @@ def check_train(arguments: Sequence[str]) -> None:
     algorithm.check(options.workers)
     if options.network:
         costs.get(options.network)
+    return algorithm
 
 
 def resolve(options: argparse.Namespace) -> tuple[str | None, Any, Any, Any]:

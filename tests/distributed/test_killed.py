@@ -18,18 +18,20 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from tests.distributed.killing import Dies, DyingCodec, Place, Slow
+from tests.distributed.killing import Dies, DyingCodec, Place, Slow, SlowUntil
 from tests.distributed.pool import ROOT, shared_pool
 from tests.forked import forked
 from tests.laws import tiny
 from tests.laws.train import MPI, make_job
 from tests.waiting import within
-from workbench.algorithms import AsyncSGD, LayerwiseSGD, PipeSGD, SynchronousSGD
+from workbench.algorithms import BackupSGD, LayerwiseSGD, PipeSGD, SynchronousSGD
+from workbench.analysis.runs_table import runs_table
 from workbench.cli.main import main
 from workbench.clusters import Cluster
 from workbench.clusters.local.mpi_install import find_mpi, mpiexec_command
 from workbench.collectives import Ring
 from workbench.errors import PeerFailed, WorkbenchError
+from workbench.plots.live.header import header
 from workbench.program import Algorithm
 from workbench.runtimes.control.commands import PAUSE, RESUME, read_commands, write_command
 from workbench.runtimes.liveness import failure_detector as detector
@@ -197,16 +199,24 @@ def test_a_stopped_rank_is_told_from_a_dead_one_and_goes_on_to_the_same_weights(
 
 @pytest.mark.notebooks
 @pytest.mark.timeout(240)
-@pytest.mark.parametrize("cluster", ["torch"], indirect=True)
-def test_servers_go_on_without_a_worker_and_nobody_is_told_of_a_failure(cluster: Cluster, runs: Path) -> None:
-    run = cluster.train(AsyncSGD(), tiny.problem(Slow), steps=60, batch_size=2)
+def test_servers_go_on_without_a_worker_and_say_so_at_once(cluster: Cluster, runs: Path, tmp_path: Path) -> None:
+    ends = tmp_path / "ends"
+    run = cluster.train(BackupSGD(backups=1), tiny.problem(partial(SlowUntil, 0.1, ends)), steps=60, batch_size=2)
     assert within(60, lambda: len(run.run.curve()[0]) > 3)
     os.kill(cluster.ranks[2]["pid"], signal.SIGKILL)
+    left = re.compile(r"2 of 3 ranks: rank 2 left at step \d+ \(its process has ended\)")
+    assert within(10, lambda: left.search(repr(run)) is not None), repr(run)
+    assert left.search(header([run.run]))
+    assert left.search(str(runs_table(root=run.folder.parent)))
+    assert within(10, lambda: "2 of 3 ranks" in repr(cluster)), repr(cluster)
+    assert (cluster.state, cluster.status()[2]["state"]) == ("training", "gone")
+    ends.touch()
     assert run.wait(120).status == "finished"
     info = run.run.info
     assert (info["status"], [row["rank"] for row in info["departures"]], info.get("error")) == ("finished", [2], None)
     assert info["result"]["last_step"] == 59
-    assert cluster.status()[2]["state"] == "gone"
+    assert (run.summary()["workers"], run.summary()["remaining"]) == (3, 2)
+    assert (cluster.state, cluster.status()[2]["state"]) == ("lost", "gone")
     cluster.heal()
     assert cluster.state == "ready"
 
@@ -256,7 +266,8 @@ GOING_ON: list[Any] = [
     ("torch", "async-sgd"),
     ("torch", "partial-all-reduce"),
     ("torch", "local-sgd", *SHRINK),
-    pytest.param(("mpi", "partial-all-reduce", *SHRINK), marks=pytest.mark.mpi),
+    pytest.param(("mpi", "backup-sgd", "--backups", "1"), marks=pytest.mark.mpi),
+    pytest.param(("mpi", "partial-all-reduce"), marks=pytest.mark.mpi),
     pytest.param(("mpi", "pipe-sgd", "--set", "collective=ring:linear8", *SHRINK), marks=pytest.mark.mpi),
 ]
 
@@ -271,6 +282,8 @@ def test_the_command_line_goes_on_without_a_rank(how: tuple[str, ...], runs: Pat
         STEPS,
         [2],
     )
+    assert re.search(r"the run continues with 2 of 3 ranks: rank 2 left at step \d+ \(its process has ended\)", said)
+    assert how[0] == "mpi" or re.search(r"rank 2's process is gone: killed by signal 9 \(SIGKILL\) at step \d+", said)
 
 
 @pytest.mark.mpi

@@ -8,7 +8,10 @@ from typing import Any
 
 import pytest
 
-from workbench.errors import PeerFailed
+from workbench.algorithms import AsyncSGD, BackupSGD, NoCommunication, PartialAllReduce, SynchronousSGD
+from workbench.errors import ConfigError, PeerFailed
+from workbench.program import Algorithm
+from workbench.runtimes.elastic.policy import check_shrinks, enable_elasticity
 from workbench.runtimes.liveness.membership import Membership
 from workbench.runtimes.transport.base import Deadline, Handle
 from workbench.runtimes.transport.fault_tolerant import PeerHandle
@@ -33,6 +36,7 @@ def test_a_message_of_one_that_has_left(tmp_path: Path, losable: bool) -> None:
         folder=tmp_path,
         announce=None,
         end_of=lambda rank: "its process has ended" if rank == 1 else None,
+        step_of=lambda rank: 7,
     )
     handle = PeerHandle(Membership(detector, lambda rank: losable), 1, Never)
     if losable:
@@ -43,3 +47,34 @@ def test_a_message_of_one_that_has_left(tmp_path: Path, losable: bool) -> None:
         ):
             handle.poll()
         assert handle.finished_s is None
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "warns"),
+    [
+        (BackupSGD(backups=1), True),
+        (AsyncSGD(), True),
+        (NoCommunication(), True),
+        (PartialAllReduce(), True),
+        (SynchronousSGD(), False),
+    ],
+    ids=str,
+)
+def test_a_library_that_ends_all_ranks_is_named_at_the_start(
+    algorithm: Algorithm, warns: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Only for algorithms that would continue elsewhere, and by one rank."""
+    for rank in range(3):
+        transport: Any = SimpleNamespace(
+            rank=rank, num_workers=3, can_shrink=False, outlives_peers=False, library="MPICH 4.2", members=None
+        )
+        enable_elasticity(transport, SimpleNamespace(), algorithm, "stop")  # type: ignore[arg-type]
+        assert transport.members is None
+    expected = ["MPICH 4.2 ends all ranks when one is killed"] * warns
+    assert [record.message.partition(", so")[0] for record in caplog.records] == expected
+    assert all("--runtime torch" in record.message and "--with-ft ulfm" in record.message for record in caplog.records)
+
+
+def test_a_refusal_says_what_continues() -> None:
+    with pytest.raises(ConfigError, match="continues without a killed worker that serves nothing"):
+        check_shrinks(BackupSGD(backups=1), "shrink")

@@ -66,8 +66,9 @@ def rates_note(runs: Sequence[Run], labels: Sequence[str]) -> str:
 
 
 def notes_of(runs: Sequence[Run], labels: Sequence[str]) -> list[str]:
-    """Return the footnotes of a table of runs: failures, evaluated parameters, meanings of columns, learning rates."""
+    """Return the footnotes of a table of runs: failures, lost ranks, evaluated parameters, columns, learning rates."""
     found = [f"{label}: {run.failure_summary}" for run, label in zip(runs, labels, strict=True) if run.failure_summary]
+    found += [f"{label}: {line}" for run, label in zip(runs, labels, strict=True) if (line := run.departures_summary)]
     found += [f"{label}: {run.waiting}" for run, label in zip(runs, labels, strict=True) if run.waiting]
     found += [
         f"{label}: {run.evaluated}."

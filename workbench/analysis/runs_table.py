@@ -17,7 +17,7 @@ from workbench.analysis.table import Column, Table, num_bytes, percent, seconds,
 from workbench.errors import ConfigError, WorkbenchError
 from workbench.naming import parse_value, same_name, unknown
 from workbench.trace.index import Index, state_of
-from workbench.trace.info import describe_changes, settings_changes
+from workbench.trace.info import describe_changes, format_departures, num_remaining, settings_changes
 from workbench.trace.read import metrics_paths
 from workbench.trace.run import Run
 from workbench.trace.store import ENDED, StoredRun, list_runs, runs_root
@@ -32,6 +32,8 @@ BASE = (
     "problem",
     "runtime",
     "workers",
+    "remaining",
+    "departures",
     "optimizer",
     "sweep",
     "cell",
@@ -165,12 +167,14 @@ def runs_table(
         rows = [row for row in add_results(rows, root) if all(item.holds(row) for item in late)]
     rows = add_results(_in_order(rows, sort_key, sort.startswith("-"), limit), root)
     if not columns:
-        measured = sorted(name for name in own if any(row.get(name) is not None for row in rows))
-        column_keys = [*SHOWN[:-1], *measured, SHOWN[-1]]
+        more = [*(["remaining"] if any(row["departures"] for row in rows) else ())]
+        more += sorted(name for name in own if any(row.get(name) is not None for row in rows))
+        column_keys = [*SHOWN[:-1], *more, SHOWN[-1]]
     texts = {**dict.fromkeys(own, three_digits), **TEXTS}
     shown = tuple(Column(key, TITLES.get(key, key), texts.get(key, str)) for key in column_keys)
     caption = "\n".join(f"skipped: {reason}" for reason in listing.damaged)
-    return Table(rows, shown, caption=caption, footnotes=_failures(rows))
+    left = tuple(f"{row['run']}: {row['departures']}" for row in rows if row["departures"])[-MAX_FAILURES:]
+    return Table(rows, shown, caption=caption, footnotes=(*_failures(rows), *left))
 
 
 def _failures(rows: Sequence[dict[str, Any]]) -> tuple[str, ...]:
@@ -202,6 +206,8 @@ def row_of(run: StoredRun) -> dict[str, Any]:
         "problem": problem.get("name"),
         "runtime": info.get("runtime"),
         "workers": info.get("num_workers"),
+        "remaining": num_remaining(info),
+        "departures": format_departures(info),
         "sweep": sweep.get("id"),
         "cell": sweep.get("cell"),
         "steered": "; ".join(describe_changes(info)) or None,

@@ -17,6 +17,7 @@ from workbench.analysis.overlap import Overlap, overlap
 from workbench.analysis.parts import Parts, parts
 from workbench.analysis.table import Column, Table, num_bytes, percent, seconds, three_digits
 from workbench.errors import ConfigError
+from workbench.trace.info import num_remaining
 from workbench.trace.run import Run, as_runs
 
 INTERPOLATED = ("seconds", "samples", "bytes_sent")  # between two evaluations
@@ -62,11 +63,12 @@ def steady_overlap(run: Run) -> Overlap:
 def summary(run: Run) -> dict[str, Any]:
     """Return a run as plain values, fit for JSON; None for values that were not recorded.
 
-    Keys: algorithm, settings, problem, runtime, workers, status, clock, steps (taken), accuracy and loss (of the last
-    evaluation on the test data), train_loss (mean over the last tenth of the steps), seconds (of training, without
-    evaluation), step_seconds_median (see `step_seconds`), samples, bytes_sent (all ranks), staleness_max, overlap
-    (hidden share of the communication), and the means for each step and rank step_s, compute_s, hidden_s, exposed_s,
-    load_s (reading data), idle_s (over the same steps as the median), run (its name), folder.
+    Keys: algorithm, settings, problem, runtime, workers, remaining (workers that have not left), status, clock, steps
+    (taken), accuracy and loss (of the last evaluation on the test data), train_loss (mean over the last tenth of the
+    steps), seconds (of training, without evaluation), step_seconds_median (see `step_seconds`), samples, bytes_sent
+    (all ranks), staleness_max, overlap (hidden share of the communication), and the means for each step and rank
+    step_s, compute_s, hidden_s, exposed_s, load_s (reading data), idle_s (over the same steps as the median), run (its
+    name), folder.
     """
     info, steps, evaluations = run.info, run.steps(), run.evaluations()
     last = steps[-1] if steps else {}
@@ -83,6 +85,7 @@ def summary(run: Run) -> dict[str, Any]:
         "problem": (info.get("problem") or {}).get("name"),
         "runtime": info.get("runtime"),
         "workers": info.get("num_workers", len(run.metrics)),
+        "remaining": num_remaining({"num_workers": len(run.metrics), **info}),
         "status": info.get("status"),
         "clock": info.get("clock"),
         "steps": len(steps),
@@ -326,4 +329,6 @@ def compare(runs: Iterable[Run]) -> Comparison:
     state = (Column("status", "state"),) if any(run.failure_summary for run in runs) else ()
     own = dict.fromkeys(name for run in runs for name in run.metric_names)
     columns = (COLUMNS[0], *state, *COLUMNS[1:3], *(Column(name, name, three_digits) for name in own), *COLUMNS[3:])
+    if any(run.departures_summary for run in runs):
+        columns = (*columns[:-1], Column("remaining", "remaining"), columns[-1])
     return Comparison(rows, columns, caption="; ".join(notes), footnotes=tuple(notes_of(runs, labels)), runs=runs)

@@ -117,7 +117,7 @@ def _submit(options: argparse.Namespace) -> int:
 def _submit_training(options: argparse.Namespace, argv: list[str]) -> int:
     if options.ranks is not None:
         raise ConfigError("--ranks is for your own command: the ranks of a training are its --workers; leave it out")
-    train = _checked_training(argv[1:], dry_run=options.dry_run)
+    train, outlives = _checked_training(argv[1:], dry_run=options.dry_run)
     by_srun = train.runtime == "torch"
     if options.gpus_per_rank and not by_srun:
         print("workbench: the ranks use MPI. For NCCL between the GPUs: train ... --runtime torch", file=sys.stderr)
@@ -131,7 +131,7 @@ def _submit_training(options: argparse.Namespace, argv: list[str]) -> int:
         num_ranks=train.workers,
         on_warning="command",
         by_srun=by_srun,
-        outlives=train.on_failure == "shrink",
+        outlives=outlives,
         requeue="checkpoint" if options.requeue else False,
     )
     return submit_command(options, work)
@@ -257,16 +257,18 @@ def _spec(work: JobCommand, slurm: Slurm, folder: Path) -> dict[str, Any]:
     }
 
 
-def _checked_training(arguments: list[str], *, dry_run: bool) -> argparse.Namespace:
-    """Check a training, so that it does not fail after hours in a queue. Return its options.
+def _checked_training(arguments: list[str], *, dry_run: bool) -> tuple[argparse.Namespace, bool]:
+    """Check a training, so that it does not fail after hours in a queue.
 
-    `resume` is then the folder of the run to continue from.
+    Return its options, and whether the other ranks continue when one is killed. `resume` is then the folder of the run
+    to continue from.
 
     Args:
         arguments: those of `workbench train`.
         dry_run: whether its data may be missing on this machine.
     """
     from workbench.clusters.jobs import checkpoint_of
+    from workbench.runtimes.elastic.policy import tolerates_loss
 
     train = parse_train(arguments)
     if train.runtime == "simulated":
@@ -277,15 +279,16 @@ def _checked_training(arguments: list[str], *, dry_run: bool) -> argparse.Namesp
         raise ConfigError("--json prints to the job's output: leave it out, and use `workbench show last --json`")
     if train.runtime == "torch" and train.replace:
         raise ConfigError("--replace starts new processes, but srun starts the ranks of this job: leave it out")
+    outlives = train.on_failure == "shrink"
     try:
-        check_train(arguments)
+        outlives = tolerates_loss(check_train(arguments), train.on_failure, train.workers)
     except DataMissing as error:
         if not dry_run:
             raise
         print(f"workbench: not on this machine: {error}. The job's nodes need these files", file=sys.stderr)
     if train.resume:
         train.resume = checkpoint_of(train.resume)
-    return train
+    return train, outlives
 
 
 def _checked_command(num_ranks: int | None, argv: list[str]) -> list[str]:

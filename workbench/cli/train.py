@@ -6,12 +6,12 @@ import argparse
 import os
 import signal
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from workbench.errors import ConfigError
+from workbench.errors import ConfigError, RunNotFound
 from workbench.logs import LOG, is_quiet
 from workbench.run_spec import add_train_options, report, resolve, run_simulated
 
@@ -39,11 +39,12 @@ def _train(options: argparse.Namespace) -> int:
     if options.runtime == "simulated":
         return report(run_simulated(options, algorithm, problem, settings), options)
 
+    from workbench.clusters.local.mpi_install import find_mpi
     from workbench.clusters.local.spawn import spawn_ranks
     from workbench.replica.local_training import run_info
     from workbench.runtimes.checkpoint.files import find_source
     from workbench.runtimes.control.job import record_run
-    from workbench.runtimes.elastic.policy import check_shrinks, ranks_to_replace
+    from workbench.runtimes.elastic.policy import check_shrinks, ranks_to_replace, tolerates_loss, why_all_end
     from workbench.trace.store import new_run, read_info, update_run
 
     resume = find_source(options.resume) if options.resume else None
@@ -61,7 +62,11 @@ def _train(options: argparse.Namespace) -> int:
     resolved = ["--resume", resume] if resume else []  # for ranks, `last` would be the new run
     arguments = [*options.given, *resolved]
     try:
-        how: dict[str, Any] = {"shrinks": options.on_failure == "shrink", "fork_server": fork_server}
+        outlives = tolerates_loss(algorithm, settings.on_failure, options.workers)
+        if outlives and settings.on_failure != "shrink" and options.runtime == "mpi" and not find_mpi().tolerates_loss:
+            LOG.warning("%s", why_all_end(algorithm, str(find_mpi())))
+            outlives = False
+        how: dict[str, Any] = {"outlives": outlives, "fork_server": fork_server}
         with _progress(folder, options) as watch:
             spawn_ranks(options.runtime, options.workers, arguments, folder, watch, replaced, **how)
     except BaseException as error:
@@ -151,14 +156,24 @@ def _join(options: argparse.Namespace, algorithm: Any, problem: Any, settings: A
 
 @contextmanager
 def _progress(folder: Path, options: argparse.Namespace) -> Iterator[Callable[[], None]]:
-    """Give a function that updates a progress line from the run's folder. It begins with the first step."""
+    """Give a function that updates a progress line from the run's folder, and warns of ranks that have left.
+
+    The line begins with the first step.
+    """
     from workbench.progress import progress_line
     from workbench.trace.follow import Follower
+    from workbench.trace.info import format_departures
+    from workbench.trace.store import read_info
 
     follower, shown, line = Follower(folder, most_rows=NEWEST_ROWS), not options.json and not is_quiet(), None
+    departures = ""
 
     def show() -> None:
-        nonlocal line
+        nonlocal line, departures
+        with suppress(RunNotFound):  # another process removed it
+            before, departures = departures, format_departures(read_info(folder))
+            if departures and departures != before:
+                LOG.warning("the run continues with %s", departures)
         run = follower.poll() if shown else None
         rows = [row for rows in run.metrics.values() for row in rows if "evaluation" not in row] if run else []
         if run is None or not rows:

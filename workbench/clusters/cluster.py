@@ -177,15 +177,20 @@ class Cluster:
     ) -> str:  # a Literal here would end the completion of `cluster.` in a notebook, with an error of jedi
         """What the cluster does: "starting", "ready", "training", "lost", "stopped" or "detached". Never waits.
 
-        "lost": a rank's process has ended, and its MPI world with it.
+        "lost": a rank's process has ended, and no training continues without it: `heal()` starts new ranks.
         """
         if self._start is not None and not self._start.done:
             return "starting"
         if self._engines.client is None:
             return "detached" if self._engines.detached else "stopped"
-        if not self._engines.alive or len(self._engines.client.ids) < self.num_ranks:
+        is_training = self._active is not None and not self._active.done
+        if self._has_lost_ranks and not (is_training and self._engines.client.ids and self._active.tolerates_loss):
             return "lost"
-        return "training" if self._active is not None and not self._active.done else "ready"
+        return "training" if is_training else "ready"
+
+    @property
+    def _has_lost_ranks(self) -> bool:
+        return not self._engines.alive or len(self._engines.client.ids) < self.num_ranks
 
     def status(self) -> Table:
         """One row per rank: host, process, device, step, last heartbeat, memory, bytes sent.
@@ -224,7 +229,8 @@ class Cluster:
         return run
 
     def _check_free(self) -> None:
-        client, run = self.client, self._active
+        run = self._active
+        self.client  # noqa: B018 - raises if the cluster was stopped
         if run is not None and run.overdue(RETURN_S):
             raise LaunchError(
                 f"ranks have not returned from {run.id} (status: {run.status}): heal() this cluster, or start a new "
@@ -232,7 +238,7 @@ class Cluster:
             )
         if run is not None and not run.done:
             raise ConfigError(f"this cluster still trains: {run}. wait() for it, stop() it, or start a second Cluster")
-        if not self._engines.alive or len(client.ids) < self.num_ranks:
+        if self._has_lost_ranks:
             raise LaunchError(
                 f"this cluster has lost ranks: heal() it, or start a new Cluster.{self._engines.last_output()}"
             )
@@ -346,10 +352,10 @@ class Cluster:
         self.stop()
 
     def __repr__(self) -> str:
-        return (
-            f"<Cluster {self.id}: {count(self.num_ranks)}, {self._engines.launcher.title}, runtime "
-            f"{self.runtime}, {self.state}>"
-        )
+        client, ranks = self._engines.client, count(self.num_ranks)
+        if client is not None and len(client.ids) < self.num_ranks:
+            ranks = f"{len(client.ids)} of {ranks}"
+        return f"<Cluster {self.id}: {ranks}, {self._engines.launcher.title}, runtime {self.runtime}, {self.state}>"
 
     def _repr_html_(self) -> str:
         return self.status()._repr_html_() if self.ready else f"<p>{html.escape(repr(self)[1:-1])}</p>"

@@ -19,6 +19,7 @@ from workbench.errors import ConfigError, WorkbenchError
 from workbench.machine import in_notebook
 from workbench.problems.base import Problem
 from workbench.runtimes.control.commands import PAUSE, RESUME, STOP, write_command
+from workbench.runtimes.liveness.membership import tolerates_loss
 from workbench.trace import Run, update_run
 from workbench.trace.follow import Follower
 from workbench.trace.progress import progress_of
@@ -77,6 +78,11 @@ class RunHandle(Views):
     def status(self) -> str:
         """Status of the run: starting, running, paused, finished, stopped or failed."""
         return "failed" if self._failed() else str(read_info(self.folder)["status"])
+
+    @property
+    def tolerates_loss(self) -> bool:
+        """Return True if the training continues when a rank is lost that no other rank needs."""
+        return not self._failed() and tolerates_loss(self.folder, over=self.done)
 
     @property
     def run(self) -> Run:
@@ -298,7 +304,8 @@ class RunHandle(Views):
         loss = f", loss {rows[-1]['loss']:.4g}" if rows and rows[-1]["loss"] is not None else ""
         problem = (run.info.get("problem") or {}).get("name", "?")
         state = self._failure_summary(run) or f"{self.status}{progress}{loss}"
-        return f"{run.label} on {problem}, {run.info.get('num_workers')} ranks: {state} ({self.folder})"
+        ranks = run.departures_summary or f"{run.info.get('num_workers')} ranks"
+        return f"{run.label} on {problem}, {ranks}: {state} ({self.folder})"
 
     def _failure_summary(self, run: Run) -> str:
         """Return what failed, even if the record does not contain it yet; "" if nothing failed."""

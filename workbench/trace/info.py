@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
+from collections.abc import Mapping
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -31,6 +33,8 @@ KINDS: dict[str, type] = {
     "process": dict,
     "notes": list,
     "steering": list,
+    "departures": list,
+    "joined": list,
 }
 INNER: dict[str, dict[str, type]] = {
     "algorithm": {"name": str, "settings": dict, "defaults": list},
@@ -38,6 +42,7 @@ INNER: dict[str, dict[str, type]] = {
 }
 WORDS = {str: "text", int: "a whole number", dict: "an object", list: "a list"}
 NAME = re.compile(r"[^/\x00-\x1f\x7f]{1,255}")  # valid run ids: they name folders
+MAX_LEFT = 4  # ranks that have left, in one line
 FIX = "remove the folder, or restore it from a copy"
 
 
@@ -129,3 +134,41 @@ def fault_of(info: dict[str, Any]) -> str | None:
 def _brief(value: Any) -> str:
     text = ascii(value)
     return text if len(text) <= 40 else f"{text[:40]}..."
+
+
+def ranks_that_left(info: Mapping[str, Any]) -> dict[int, dict[str, Any]]:
+    """Return rank -> its departure, for ranks of a run that have left and whose place is empty."""
+    joined = Counter(row["rank"] for row in info.get("joined") or ())
+    left: dict[int, dict[str, Any]] = {}
+    for row in info.get("departures") or ():  # in order of time
+        if joined[row["rank"]]:
+            joined[row["rank"]] -= 1
+        else:
+            left[row["rank"]] = row
+    return left
+
+
+def format_departures(info: Mapping[str, Any]) -> str:
+    """Return how many ranks remain in a run, and why the others have left; "" if all ranks remain.
+
+    >>> rows = [{"rank": 2, "why": "its process has ended", "seconds": 1.5, "step": 7}]
+    >>> format_departures({"num_workers": 3, "departures": rows})
+    '2 of 3 ranks: rank 2 left at step 7 (its process has ended)'
+    >>> format_departures({"num_workers": 3, "departures": rows, "joined": [{"rank": 2}]})
+    ''
+    """
+    left = ranks_that_left(info)
+    if not left:
+        return ""
+    num_ranks, parts = int(info.get("num_workers") or len(left)), []
+    for rank, row in sorted(left.items()):
+        when = f"at step {row['step']}" if "step" in row else f"after {row['seconds']:.3g} s"
+        parts.append(f"rank {rank} left {when} ({row['why']})")
+    more = [f"and {len(parts) - MAX_LEFT} more"] if len(parts) > MAX_LEFT else []
+    return f"{num_ranks - len(left)} of {num_ranks} ranks: {', '.join([*parts[:MAX_LEFT], *more])}"
+
+
+def num_remaining(info: Mapping[str, Any]) -> int | None:
+    """Return the number of ranks that a run ends with, or has now; None if it is not recorded."""
+    num_ranks = info.get("num_workers")
+    return None if num_ranks is None else int(num_ranks) - len(ranks_that_left(info))

@@ -19,6 +19,7 @@ from workbench.errors import ConfigError
 from workbench.naming import kebab
 from workbench.trace.chakra import export_chakra
 from workbench.trace.chrome import export_chrome
+from workbench.trace.info import format_departures
 from workbench.trace.kinds import SLEPT_LANE
 from workbench.trace.processes import OVER, with_true_status
 from workbench.trace.read import Trace, align, read_events, read_failures, read_metrics, read_trace, trace_paths
@@ -122,7 +123,7 @@ class Run(Views):
 
     def __repr__(self) -> str:
         rows = sum(map(len, self.metrics.values()))
-        ranks = f"{self.num_ranks} rank{'s' * (self.num_ranks != 1)}"
+        ranks = self.departures_summary or f"{self.num_ranks} rank{'s' * (self.num_ranks != 1)}"
         state = self.failure_summary or str(self.info.get("status", "unknown"))
         stored = "" if self.folder else ", in memory: save() stores it"
         return f"<Run {self.id}: {self.label}, {state}, {ranks}, {rows} rows of metrics{stored}>"
@@ -138,6 +139,11 @@ class Run(Views):
     def num_ranks(self) -> int:
         """Number of ranks that recorded metrics, or a trace alone (a profile)."""
         return len(set(self.metrics) | set(self.traces or ()))
+
+    @property
+    def departures_summary(self) -> str:
+        """How many ranks remain, and why the others have left; "" if all ranks remain: see `trace.info`."""
+        return format_departures(self.info)
 
     @property
     def failure_summary(self) -> str:

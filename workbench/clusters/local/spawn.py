@@ -86,7 +86,7 @@ def spawn_ranks(
     watch: Callable[[], None],
     replaced: Collection[int] = (),
     *,
-    shrinks: bool = False,
+    outlives: bool = False,
     fork_server: RankForkServer | None = None,
 ) -> None:
     """Run `python -m workbench ARGUMENTS` as every rank, and wait for all of them.
@@ -102,7 +102,7 @@ def spawn_ranks(
         watch: called five times a second.
         replaced: ranks whose place another process takes if they are killed while the others continue. On torch it is a
             new process. On MPI it is one of `NUM_SPARES`, which mpiexec starts with the ranks.
-        shrinks: whether the other ranks continue without a lost one; mpiexec is asked to allow it.
+        outlives: whether the other ranks continue without a lost one; mpiexec is asked to allow it.
         fork_server: forks ranks of torch; None: each rank is a new process.
 
     Raises:
@@ -115,7 +115,7 @@ def spawn_ranks(
     record_end = partial(update_run, folder, status="failed", error="terminated")  # batch systems send SIGTERM
     with terminated_as_exit(record_end), (folder / "ranks.log").open("wb") as log:
         if runtime == "mpi":
-            how: dict[str, Any] = {"outlives": shrinks, "num_spares": NUM_SPARES if replaced else 0}
+            how: dict[str, Any] = {"outlives": outlives, "num_spares": NUM_SPARES if replaced else 0}
             command, env = mpiexec_command(find_mpi(), num_ranks, _command(arguments), **how)
             processes: list[Process] = [_start(command, {**env, FOLDER_VARIABLE: str(folder)}, log)]
             replaced = ()  # its ranks are no processes of this one
@@ -190,7 +190,7 @@ def _wait(
     Args:
         replace: rank -> starts its replacement. The end of a replacement does not end the run.
     """
-    stopping, replacements = False, Counter[int]()
+    stopping, replacements, reported = False, Counter[int](), set[Process]()
     while any(process.poll() is None for process in processes):
         try:
             watch()
@@ -200,6 +200,10 @@ def _wait(
             if lost and not (tolerates_loss(folder, over=False) and all(map(signal_of, lost.values()))):
                 _give_grace(processes)  # the others detect the loss themselves
                 return
+            for rank, status in ended.items():
+                if processes[rank] not in reported and len(processes) > 1:  # else it is mpiexec
+                    LOG.warning("rank %d's process is gone: %s", rank, describe_exit(folder, rank, status))
+                    reported.add(processes[rank])
             for rank, status in ended.items():
                 if rank in replace and signal_of(status) and replacements[rank] < MAX_REPLACEMENTS:
                     replacements[rank] += 1

@@ -46,6 +46,8 @@ def _line(label: str, run: Run) -> str:
     status = str(run.info.get("status", "starting"))
     colour = COLOURS.get(status, OTHER)
     facts = [*_progress(run), *_quality(run)]
+    if run.departures_summary:
+        facts.append(f"<b>{escape(run.departures_summary)}</b>")
     if run.folder is not None:
         facts.append(f"<code>{escape(str(run.folder))}</code>")
     state = f'<span style="color: {colour}">&#9679;</span> <b>{escape(status)}</b> &nbsp;{escape(label)}'

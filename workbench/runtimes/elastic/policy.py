@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 from workbench.errors import ConfigError
-from workbench.program import Algorithm, can_lose
+from workbench.logs import LOG
+from workbench.program import Algorithm, Elasticity, can_lose
 from workbench.runtimes.liveness.failure_detector import FailureDetector
 from workbench.runtimes.liveness.membership import FAULT_TOLERANT, Membership
 from workbench.runtimes.transport.base import Transport
+
+NEEDED = (  # where ranks survive a killed one
+    f"runtime='torch' (--runtime torch) on CPUs, or Open MPI 5 under `mpiexec {' '.join(FAULT_TOLERANT)}`"
+)
 
 
 def enable_elasticity(transport: Transport, detector: FailureDetector, algorithm: Algorithm, on_failure: str) -> None:
@@ -21,12 +26,26 @@ def enable_elasticity(transport: Transport, detector: FailureDetector, algorithm
     check_shrinks(algorithm, on_failure)
     if on_failure == "shrink" and not transport.can_shrink:
         raise ConfigError(
-            f"{transport.library} ends all ranks when one ends: on_failure='shrink' needs runtime='torch' on CPUs, "
-            f"or Open MPI 5 under `mpiexec {' '.join(FAULT_TOLERANT)}`; else use on_failure='stop', and resume from "
-            "the checkpoint"
+            f"{transport.library} ends all ranks when one ends: on_failure='shrink' needs {NEEDED}; else use "
+            "on_failure='stop', and resume from the checkpoint"
         )
+    if transport.rank == 0 and not transport.can_shrink and tolerates_loss(algorithm, on_failure, num_ranks):
+        LOG.warning("%s", why_all_end(algorithm, transport.library))
     if any(without) or shrinks:
         transport.members = Membership(detector, without.__getitem__, shrinks=shrinks)
+
+
+def tolerates_loss(algorithm: Algorithm, on_failure: str, num_ranks: int) -> bool:
+    """Return True if the run continues when some rank's process is killed, where the library allows it."""
+    return num_ranks > 1 and any(can_be_replaced(algorithm, on_failure, rank, num_ranks) for rank in range(num_ranks))
+
+
+def why_all_end(algorithm: Algorithm, library: str) -> str:
+    """Return the warning that a run ends with its first killed rank, though its algorithm could continue."""
+    return (
+        f"{library} ends all ranks when one is killed, so this run of {type(algorithm).__name__} does not continue "
+        f"without a worker. To continue, use {NEEDED}"
+    )
 
 
 def can_be_replaced(algorithm: Algorithm, on_failure: str, rank: int, num_ranks: int) -> bool:
@@ -57,6 +76,11 @@ def ranks_to_replace(algorithm: Algorithm, on_failure: str, num_ranks: int, runt
 def check_shrinks(algorithm: Algorithm, on_failure: str) -> None:
     """Raise `ConfigError` if a run is to shrink, and its algorithm cannot."""
     if on_failure == "shrink" and not algorithm.elasticity.shrinks:
+        if algorithm.elasticity == Elasticity.LOSES_WORKERS:
+            raise ConfigError(
+                f"{algorithm} does not shrink: it continues without a killed worker that serves nothing, with "
+                "on_failure='stop' (leave on_failure out)"
+            )
         raise ConfigError(
             f"{algorithm} cannot shrink to the ranks that remain: use on_failure='stop', and resume from the checkpoint"
         )

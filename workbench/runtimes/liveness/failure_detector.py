@@ -294,12 +294,17 @@ class FailureDetector:
             return next((path.read_text() for path in sorted(self.folder.glob(f"{LEFT_PREFIX}*.txt"))), None)
         return None
 
+    def step_of(self, peer: int) -> int:
+        """Return the step that a rank is in, or was in when it ended, by its record and its last heartbeat."""
+        row = read_heartbeat(self.folder, peer) or self._known.get(peer)
+        return max(step_under_way(self.folder, peer), row["step"] if row is not None else 0)
+
     def _failure_of(self, peer: int) -> str | None:
         end = self.end_of(peer, idle=True)
         if end is None:
             return None
         row = read_heartbeat(self.folder, peer) or self._known[peer]
-        at = f"at step {max(step_under_way(self.folder, peer), row['step'])}"
+        at = f"at step {self.step_of(peer)}"
         if state_of(row) == "gone":
             return (
                 f"rank {peer}'s process is gone {at} (process {row['pid']} on {row['host']}): killed, or crashed "

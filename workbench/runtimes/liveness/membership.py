@@ -13,15 +13,16 @@ import os
 import shutil
 import threading
 import time
-import warnings
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, final
 
-from workbench.errors import PeerFailed, RunNotFound
+from workbench.errors import PeerFailed, RunNotFound, WorkbenchError
+from workbench.logs import LOG
 from workbench.runtimes.liveness.failure_detector import FailureDetector, heartbeat_name
 from workbench.trace.files.atomic import write_atomic
+from workbench.trace.info import format_departures
 from workbench.trace.store import read_info, update_run
 
 if TYPE_CHECKING:  # `tolerates_loss` must not import torch
@@ -56,6 +57,7 @@ class Departure:
         unix_s: when, in seconds since 1970.
         seconds: when, in seconds since the run began.
         seen_by: the rank that detected it.
+        step: the step in which the rank was.
     """
 
     rank: int
@@ -63,6 +65,7 @@ class Departure:
     unix_s: float
     seen_by: int
     seconds: float = 0.0
+    step: int = 0
 
 
 @final
@@ -89,6 +92,7 @@ class Membership:
         self.num_taken = [0] * self.num_ranks  # rank -> number of processes that have taken its place
         self.num_texts = 0
         self.num_shrinks = 0  # number of times that the run has shrunk
+        self._num_reported = 0  # departures in the run's record
         self._looked_s, self._began_s = 0.0, time.monotonic()
         self._lock = threading.Lock()
 
@@ -106,9 +110,24 @@ class Membership:
                     if rank not in known and (found := self._departure(rank)) is not None:
                         self.gone.append(found)
                 self._looked_s = time.monotonic()
+                self._report()
             finally:
                 self._lock.release()
         return self.gone
+
+    def _report(self) -> None:
+        """On the lowest remaining rank: record new departures at once, and log them. `departures` calls it."""
+        gone = {departure.rank for departure in self.gone}
+        num_known = len(self._before) + len(self.gone)
+        lowest = min(set(range(self.num_ranks)) - gone, default=-1)
+        if num_known == self._num_reported or self.rank != lowest:
+            return
+        self._num_reported = num_known
+        if not self.shrinks and not all(self.losable[rank] for rank in gone):
+            return  # the run ends, with an error that names the rank
+        with contextlib.suppress(WorkbenchError):  # the folder was removed
+            if summary := format_departures(update_run(self.detector.folder, departures=self._rows())):
+                LOG.warning("the run continues with %s", summary)
 
     def has_left(self, rank: int) -> bool:
         """Return True if that rank has left."""
@@ -163,10 +182,15 @@ class Membership:
             if why is None:
                 return None
             draft = path.with_suffix(f".{self.rank}")
-            seconds = round(time.monotonic() - self._began_s, 3)
-            draft.write_text(
-                json.dumps({"rank": rank, "why": why, "unix_s": time.time(), "seen_by": self.rank, "seconds": seconds})
+            found = Departure(
+                rank=rank,
+                why=why,
+                unix_s=time.time(),
+                seen_by=self.rank,
+                seconds=round(time.monotonic() - self._began_s, 3),
+                step=self.detector.step_of(rank),
             )
+            draft.write_text(json.dumps(asdict(found)))
             with contextlib.suppress(FileExistsError):
                 os.link(draft, path)  # atomic, and only the first rank succeeds
             draft.unlink()
@@ -218,8 +242,12 @@ class Membership:
 
     def record(self) -> list[dict[str, Any]]:
         """Departures for `run.json`, with seconds since the run began."""
+        self.departures(now=True)
+        return self._rows()
+
+    def _rows(self) -> list[dict[str, Any]]:
         # A rank that joined later may have the same departure in both lists.
-        known = dict.fromkeys([*self._before, *self.departures(now=True)])
+        known = dict.fromkeys([*self._before, *self.gone])
         return [asdict(row) for row in sorted(known, key=lambda departure: departure.seconds)]
 
     def leave(self) -> None:
@@ -250,12 +278,13 @@ def tolerates_loss(folder: Path, *, over: bool) -> bool:
     """Return True if the run tolerates the loss of a rank.
 
     Args:
-        over: whether the run has ended. Then return whether it lost a rank and continued.
+        over: whether the run has ended. Then return whether it lost a rank and reached its end or a stop.
     """
     if not over and (folder / FOLDER).is_dir():
         return True
     with contextlib.suppress(RunNotFound):
-        return bool(read_info(folder).get("departures"))
+        info = read_info(folder)
+        return bool(info.get("departures")) and info.get("status") != "failed"
     return False
 
 
@@ -265,6 +294,4 @@ def note_departures(folder: Path, members: Membership) -> None:
     rows = members.record()
     if rows:
         notes = [f"rank {row['rank']} left ({row['why']}), and the others continued without it" for row in rows]
-        for line in notes:
-            warnings.warn(line, RuntimeWarning, stacklevel=2)
         update_run(folder, departures=rows, notes=[*info.get("notes", []), *notes])

@@ -70,8 +70,8 @@ def matched(communicator: Any, tag: int, status: MPI.Status) -> Any:
 class MatchedReceive(Handle):
     """A receive from any rank that may leave. A message is matched before its receive begins, so its sender is known.
 
-    A posted receive from any rank would stay incomplete for ever if it took a message whose sender was killed before
-    the end of the message: Open MPI then reports no error.
+    A posted receive from any rank would never complete if it took a message whose sender was killed before the end of
+    the message: Open MPI then reports no error.
 
     Args:
         receive: (memory, buffer -> request) -> a receive into the memory.
