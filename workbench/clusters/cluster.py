@@ -183,10 +183,10 @@ class Cluster:
             return "starting"
         if self._engines.client is None:
             return "detached" if self._engines.detached else "stopped"
-        is_training = self._active is not None and not self._active.done
-        if self._has_lost_ranks and not (is_training and self._engines.client.ids and self._active.tolerates_loss):
+        run = self._active if self._active is not None and not self._active.done else None
+        if self._has_lost_ranks and not (run is not None and self._engines.client.ids and run.tolerates_loss):
             return "lost"
-        return "training" if is_training else "ready"
+        return "ready" if run is None else "training"
 
     @property
     def _has_lost_ranks(self) -> bool:
