@@ -203,6 +203,26 @@ class Declared(Own):
     per_parameter = True
 
 
+class Lookahead(torch.optim.Optimizer):
+    """An optimizer around another one, with the same groups: slow weights follow every third step."""
+
+    def __init__(self, base: torch.optim.Optimizer) -> None:
+        super().__init__(base.param_groups, dict(base.defaults))
+        self.base, self.count = base, 0
+        self.base.param_groups = self.param_groups
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            for param in group["params"]:
+                self.state[param].setdefault("slow", param.clone())
+        self.base.step()
+        self.count += 1
+        for param, state in self.state.items():
+            if self.count % 3 == 0:
+                param.copy_(state["slow"].lerp_(param, 0.5))
+
+
 SGD = partial(torch.optim.SGD, lr=0.05, momentum=0.9, nesterov=True)
 Register = Callable[[torch.optim.Optimizer, nn.Module, Log], None]
 
@@ -237,6 +257,7 @@ class Case:
     Attributes:
         late: its hooks are registered after the Trainer (or DDP) is made.
         whole: its optimizer needs all parameters in one step.
+        copied: a server can make a copy of its optimizer.
     """
 
     hooks: Callable[[nn.Module, Log], None] = nothing
@@ -245,6 +266,7 @@ class Case:
     num_micro: int = 1
     late: bool = False
     whole: bool = False
+    copied: bool = True
 
     def make(self) -> tuple[nn.Module, torch.optim.Optimizer, Log]:
         model, log = Net(), {}
@@ -272,8 +294,9 @@ CASES = {
     "rate in groups, replaced gradients": Case(optimizer=Hypergradient, hooks=replaces, whole=True),
     "counter in groups": Case(optimizer=Counter, whole=True),
     "global statistic": Case(optimizer=Statistic, whole=True),
-    "hook before the step": Case(register=before_step, whole=True),
-    "hook after the step": Case(register=after_step, whole=True),
+    "an optimizer around another": Case(optimizer=lambda params: Lookahead(SGD(params)), whole=True, copied=False),
+    "hook before the step": Case(register=before_step, whole=True, copied=False),
+    "hook after the step": Case(register=after_step, whole=True, copied=False),
 }
 SYNCHRONOUS = [
     SynchronousSGD(),
@@ -291,8 +314,8 @@ def refusal(algorithm: Algorithm, case: Case) -> str:
     by_bucket = buckets.applied_singly or (algorithm.requires.servers and buckets.count != 1)
     if by_bucket and case.whole:
         return r"ConfigError: this algorithm updates bucket by bucket, so it would call step\(\)"
-    if algorithm.requires.servers and case.register is not no_hook:
-        return "ConfigError: .* cannot be copied: it has step_p"
+    if algorithm.requires.servers and not case.copied:
+        return "ConfigError: .* cannot be copied"
     return ""
 
 

@@ -1386,8 +1386,8 @@ MUTANTS: tuple[Mutant, ...] = (
     _M(
         "lr-scale-kept",
         "replica/optimizer_step.py",
-        'saved = [{name: group[name] for name in ("params", *SCHEDULED) if name in group} for group in groups]',
-        'saved = [{"params": group["params"]} for group in groups]',
+        "                group[name] = before\n",
+        "                group[name] = after\n",
         "a scaled learning rate stays",
         REPLICA,
     ),

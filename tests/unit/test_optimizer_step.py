@@ -13,8 +13,10 @@ import pytest
 import torch
 from torch import nn
 
+from workbench.errors import ConfigError
 from workbench.gradients import build_layout, trainable
-from workbench.replica.optimizer_step import OptimizerWrapper, uncompiled
+from workbench.optimizers import LARS
+from workbench.replica.optimizer_step import OptimizerWrapper, check_per_parameter, uncompiled
 
 LAMBDA = partial(torch.optim.lr_scheduler.LambdaLR, lr_lambda=lambda update: 1 / (1 + update))
 TRAINS = """
@@ -115,3 +117,105 @@ def test_a_step_that_somebody_has_replaced_is_taken(monkeypatch: pytest.MonkeyPa
         monkeypatch.setattr("workbench.replica.optimizer_step.compiler_is_loaded", lambda: False)
         here.step(None, 1.0)
     assert taken == ["class", "instance"]
+
+
+# -- settings that an optimizer changes in its step -------------------------------------------------------------
+
+
+class Doubling(torch.optim.Optimizer):
+    """Doubles its learning rate, and halves its first beta, after each step."""
+
+    def __init__(self, params: Any, lr: Any = 0.5) -> None:
+        super().__init__(params, {"lr": lr, "betas": (0.8, 0.5)})
+        self.used: list[float] = []
+
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            self.used.append(float(group["lr"]))
+            if isinstance(group["lr"], torch.Tensor):
+                group["lr"].mul_(2)
+            else:
+                group["lr"] *= 2
+            group["betas"] = (group["betas"][0] / 2, group["betas"][1])
+
+
+def lr_of(of: OptimizerWrapper) -> float:
+    return float(of.optimizer.param_groups[0]["lr"])
+
+
+@pytest.mark.parametrize("lr", [0.5, torch.tensor(0.5)], ids=["a number", "a tensor"])
+@pytest.mark.parametrize("lr_scale", [1.0, 0.25])
+def test_what_a_step_changes_stays_and_what_the_step_was_given_is_undone(lr_scale: float, lr: Any) -> None:
+    here = wrapped(partial(Doubling, lr=deepcopy(lr)))
+    rate = here.optimizer.param_groups[0]["lr"]
+    for _ in range(3):
+        here.step(None, lr_scale)
+    assert here.optimizer.used == [0.5 * lr_scale, lr_scale, 2 * lr_scale]  # type: ignore[attr-defined]
+    assert lr_of(here) == 4.0
+    assert here.optimizer.param_groups[0]["betas"] == (0.1, 0.5)
+    assert not isinstance(lr, torch.Tensor) or here.optimizer.param_groups[0]["lr"] is rate
+
+
+def test_a_setting_of_a_later_gradient_changes_with_it() -> None:
+    """A delay of one: the optimizer doubles its rate at each update, and the loop multiplies it by 0.1 once."""
+    here = wrapped(Doubling)
+    here.remember(0)
+    for step in range(1, 5):
+        if step == 2:
+            here.optimizer.param_groups[0]["lr"] *= 0.1
+        here.remember(step)
+        here.step(None, 1.0, of=step - 1)
+        del here.of_step[step - 1]
+    assert here.optimizer.used == pytest.approx([0.5, 1.0, 0.2, 0.4])  # type: ignore[attr-defined]
+    assert lr_of(here) == pytest.approx(0.8)
+
+
+def test_an_error_in_a_step_leaves_no_setting_of_that_step() -> None:
+    class Failing(torch.optim.SGD):
+        def step(self, closure: Any = None) -> None:  # type: ignore[override]
+            raise KeyError("state")
+
+    here = wrapped(partial(Failing, lr=0.5))
+    with pytest.raises(KeyError):
+        here.step(None, 0.1)
+    assert lr_of(here) == 0.5
+    assert len(here.optimizer.param_groups[0]["params"]) == 2
+
+
+# -- steps for each bucket --------------------------------------------------------------------------------------
+
+
+class Unknown(torch.optim.SGD):
+    """A class that inherits from one of torch's and may do anything."""
+
+
+class Declared(torch.optim.SGD):
+    per_parameter = True
+
+
+class Inherits(Declared):
+    """It declares nothing itself."""
+
+
+@pytest.mark.parametrize(
+    ("kind", "words"),
+    [
+        (torch.optim.RAdam, ""),
+        (torch.optim.Adafactor, ""),
+        (LARS, ""),
+        (Declared, ""),
+        (Unknown, "Unknown once for each bucket, and it may need all parameters"),
+        (Inherits, "Or declare per_parameter = True in the class"),
+    ],
+)
+def test_an_optimizer_steps_for_each_bucket_only_if_that_is_known_to_be_the_same(kind: Any, words: str) -> None:
+    made = kind([nn.Parameter(torch.ones(2))], lr=0.1)
+    torch.optim.lr_scheduler.StepLR(made, 2)
+    if words:
+        with pytest.raises(ConfigError, match=words):
+            check_per_parameter(made)
+        return
+    check_per_parameter(made)
+    made.register_step_post_hook(lambda *_: None)
+    with pytest.raises(ConfigError, match=r"and it has step_post_hook: use an algorithm that applies the whole"):
+        check_per_parameter(made)

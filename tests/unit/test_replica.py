@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.autograd.graph import get_gradient_edge
 
 from workbench.errors import ConfigError
 from workbench.gradients import CONTROL, USED, Gradient, whole
@@ -324,6 +325,40 @@ def test_a_small_gradient_that_comes_twice_is_refused(behind: bool, by_bucket: b
         replica.backward(0, [MicroBatch(loss, 1.0, 1)], Hooks(bucket=handed.append if by_bucket else None))
     assert len(handed) == (behind and by_bucket)
     assert all(param.grad is None for param in model.parameters())
+
+
+@pytest.mark.parametrize("name", ["a", "large"])
+def test_a_gradient_that_is_set_after_the_parameters_own_hooks_is_refused(name: str) -> None:
+    """By a hook of autograd's node, which DDP would ignore or not, depending on the order."""
+    model = Mixed()
+    replica = Replica(model, sgd(model.parameters()))
+    param = model.get_parameter(name)
+
+    def replace(inputs: object, outputs: object) -> None:
+        param.grad = torch.ones_like(param)
+
+    get_gradient_edge(param).node.register_hook(replace)
+    with pytest.raises(ConfigError, match=rf"{name}.grad was set during the backward pass by other code"):
+        replica.backward(0, [MicroBatch(lambda: model(torch.linspace(0.1, 1.0, 5)), 1.0, 5)], Hooks())
+
+
+@pytest.mark.parametrize("num_micro", [1, 3])
+def test_a_closure_that_clears_gradients_does_not_clear_those_of_earlier_micro_batches(num_micro: int) -> None:
+    """Also with a user's hook, for which gradients stay in `.grad` until the backward pass ends."""
+    seen: list[float] = []
+    gradients = []
+    for hooked in (False, True):
+        model = Mixed()
+        replica = Replica(model, sgd(model.parameters()))
+        if hooked:
+            model.get_parameter("c").register_post_accumulate_grad_hook(
+                lambda param: seen.append(float(param.grad.sum()))
+            )
+        micro_batches = [MicroBatch(partial(cleared, model), 1 / num_micro, 5)] * num_micro
+        gradients.append(replica.backward(0, micro_batches, Hooks())[0].flat)
+        assert all(param.grad is None for param in model.parameters())
+    torch.testing.assert_close(gradients[0], gradients[1], rtol=1e-6, atol=1e-7)
+    assert seen == pytest.approx([seen[-1] * (number + 1) / num_micro for number in range(num_micro)])
 
 
 @pytest.mark.parametrize("name", ["a", "large"])

@@ -425,7 +425,7 @@ def check_per_parameter(optimizer: torch.optim.Optimizer) -> None:
     parameters. A hook of `step()` would run once for each bucket.
     """
     kind, added = type(optimizer), added_to(optimizer)
-    declared = kind.__module__.startswith("torch.optim.") or vars(kind).get("per_parameter") is True
+    declared = f"{kind.__module__}.".startswith("torch.optim.") or vars(kind).get("per_parameter") is True
     if declared and not added:
         return
     reason, other_fix = f"and it has {' and '.join(added)}", ""
