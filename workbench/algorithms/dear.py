@@ -50,6 +50,9 @@ class DeAR(CollectiveAlgorithm):
     At the end of a step its gradient is not yet applied. Parameters that are read there (by evaluations, for example)
     lack that update, but are equal on all ranks. A checkpoint holds each rank's own block of the sums.
 
+    In a loop of the caller (`Trainer`) the parameters may be read and changed between two steps. There a step ends with
+    its all-gather and its update, which the next forward does not hide.
+
     Attributes:
         bucket_bytes: size of a message, in bytes; 0: one for each parameter tensor; none: one for all.
 
@@ -94,14 +97,25 @@ class DeAR(CollectiveAlgorithm):
             arriving = yield from self._gather(due)
             begun: list[Gradient] = []
             tickets = yield Backward(
-                step, on_bucket=partial(self._scatter, begun), before_forward=partial(_update, arriving)
+                step,
+                on_bucket=partial(self._scatter, begun),
+                before_forward=partial(_update, arriving) if arriving else None,
             )
             yield from _update_all(arriving)
             gradient = begun[0].owner
             assert gradient is not None
             due = DeARState(gradient=gradient, scattered=tickets)
+            if ctx.in_loop:  # the caller may read and change the parameters between two steps
+                yield from self._update_whole(due)
+                due = None
             yield EndStep(step, state=due)
         yield from _update_all((yield from self._gather(due)))
+
+    def _update_whole(self, due: DeARState) -> Program:
+        """Gather all buckets, then take one step of the optimizer."""
+        for ticket in (yield from self._gather(due)).values():
+            yield Wait(ticket)
+        yield Apply(due.gradient)
 
     def _scatter(self, begun: list[Gradient], bucket: Gradient) -> Program:
         """Sum this rank's block of a bucket.

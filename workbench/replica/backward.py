@@ -5,12 +5,12 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
-from typing import Protocol, Self, final
+from functools import cache
+from typing import Any, Protocol, final
 
 import torch
 from torch import Tensor, nn
-from torch.utils.hooks import RemovableHandle
+from torch.overrides import TorchFunctionMode
 
 from workbench.errors import ConfigError
 from workbench.gradients import Gradient, Layout, Slot
@@ -35,7 +35,7 @@ class Hooks:
 
     phase: Callable[[str], None] = lambda name: None  # "forward" or "backward" begins, "" ends
     bucket: Callable[[Gradient], None] | None = None  # a bucket is final
-    need: Callable[[int], None] | None = None  # the forward pass is about to use a bucket's parameters
+    need: Callable[[int], None] | None = None  # the forward pass is about to read a bucket's parameters
     tick: Callable[[], object] | None = None  # a parameter's gradient has arrived: time to poll
 
 
@@ -159,7 +159,7 @@ class Accumulation:
         self.factor = factor
         self.keeps = False
         self.written: set[int] = set()
-        self.late: set[int] = set()  # buckets that arrived after the forward pass, because no module asked for them
+        self.late: set[int] = set()  # buckets that arrived after the forward pass, because no call read them
         self.missed: set[int] = set()  # in-place parameters whose gradients came after all others of their buckets
         self.next_bucket = 0
         self._last = self._armed = False
@@ -224,13 +224,10 @@ class Accumulation:
             raise _too_early(slot)
         if self.late and slot.bucket in self.late:
             raise ConfigError(
-                f"{slot.name} was used before its update was applied, because its module ran no hook in the forward "
-                "pass. "
-                "If torch.compile made the forward pass, give the Trainer the compiled module: "
-                "Trainer(torch.compile(model), ...), or call "
-                "model.compile(). If another module uses the parameter, call the parameter's own module. Or use an "
-                "algorithm that updates before "
-                "the forward pass (LayerwiseSGD)"
+                f"{slot.name} was read before its update was applied, by code whose reads torch does not show: "
+                "a scripted or compiled function outside the model, a C++ extension, or another thread. "
+                "If torch.compile made the forward pass, compile the model itself. Or use an algorithm that updates "
+                "before the forward pass (LayerwiseSGD)"
             )
         self._fired.add(index)
         if self._last or not self.keeps:
@@ -334,72 +331,88 @@ def _too_early(slot: Slot) -> ConfigError:
     )
 
 
-@final
-class ParameterUse:
-    """Calls `need` when the forward pass is about to use a bucket's parameters, once for each bucket.
+class ParameterUse(TorchFunctionMode):
+    """Calls `need` before the forward pass reads a bucket's parameters, once for each bucket.
+
+    Torch passes each call of its functions and tensor methods to this mode. A call reads a parameter if one of its
+    arguments is in the parameter's memory: the parameter itself, a view of it, its `.data`. So it does not matter which
+    module owns the parameter. A tensor whose memory torch does not show (sparse, or in `torch.vmap`) may be any
+    parameter.
 
     Args:
         need: called with the bucket's number.
     """
 
-    def __init__(
-        self, need: Callable[[int], None], model: nn.Module, parameters: Sequence[Tensor], layout: Layout
-    ) -> None:
+    def __init__(self, need: Callable[[int], None], parameters: Sequence[Tensor], layout: Layout) -> None:
+        super().__init__()
         self._need = need
         self._missing = {piece.index for piece in layout.buckets}
-        bucket_of = {id(param): slot.bucket for param, slot in zip(parameters, layout.slots, strict=True)}
-        self._holders = [
-            (
-                module,
-                sorted(
-                    {bucket_of[id(param)] for param in module.parameters(recurse=False) if id(param) in bucket_of},
-                    reverse=True,
-                ),
-            )
-            for module in model.modules()
-        ]
-        self._handles: list[RemovableHandle] = []
+        self._buckets: dict[int, set[int]] = {}  # address of memory -> buckets of the parameters in it
+        for param, slot in zip(parameters, layout.slots, strict=True):
+            self._buckets.setdefault(param.untyped_storage().data_ptr(), set()).add(slot.bucket)
 
-    def __enter__(self) -> Self:
-        for module, buckets in self._holders:
-            if buckets:
-                self._handles.append(module.register_forward_pre_hook(_uncompiled(partial(self._before, buckets))))
-        return self
+    def __torch_function__(
+        self, func: Callable[..., Any], types: object, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if self._missing:
+            self._request_read((args, kwargs))
+        return func(*args, **(kwargs or {}))
 
-    def __exit__(self, *error: object) -> None:
-        for handle in self._handles:
-            handle.remove()
+    def _request_read(self, arguments: object) -> None:
+        """Request the buckets of the parameters that these arguments of a call share memory with."""
+        for tensor in _tensors_in(arguments):
+            try:
+                buckets = self._buckets.get(tensor.untyped_storage().data_ptr(), set())
+            except NotImplementedError:  # it shows no memory
+                buckets = self._missing
+            self._request(self._missing & buckets)
 
-    def _before(self, buckets: list[int], module: nn.Module, inputs: object) -> None:
-        for bucket in buckets:
-            if bucket in self._missing:
-                self._missing.remove(bucket)
+    def _request(self, buckets: set[int]) -> None:
+        # The last bucket holds the first layers. The program must not run in the mode of the code that reads.
+        for bucket in sorted(buckets, reverse=True):
+            self._missing.remove(bucket)
+            with torch.inference_mode(mode=False):
                 self._need(bucket)
 
-    def request_rest(self, *, expected: bool = False) -> set[int]:
-        """Request the buckets that no module has used. Return them, or the empty set if this was expected."""
-        left, self._missing = self._missing, set()
-        for bucket in sorted(left, reverse=True):
-            self._need(bucket)
-        return set() if expected else left
+    def request_rest(self) -> set[int]:
+        """Request the buckets that no call has read, and return them."""
+        rest = set(self._missing)
+        self._request(rest)
+        return rest
 
 
-def is_compiled(model: nn.Module) -> bool:
-    """Return whether the forward pass of this module, or of a part of it, is compiled: it may then run no hooks."""
+@cache
+def _untraced_use() -> type[ParameterUse]:
+    """Return the class whose mode torch's compiler does not trace: a traced mode returns wrong results (torch 2.13)."""
+    traced = ParameterUse.__torch_function__
+    return type("UntracedParameterUse", (ParameterUse,), {"__torch_function__": torch.compiler.disable(traced)})
+
+
+def parameter_use(need: Callable[[int], None], parameters: Sequence[Tensor], layout: Layout) -> ParameterUse:
+    """Return a `ParameterUse` that is also right in compiled functions. Importing the compiler takes seconds."""
+    kind = _untraced_use() if "torch._dynamo" in sys.modules else ParameterUse
+    return kind(need, parameters, layout)
+
+
+def _tensors_in(value: object) -> Iterator[Tensor]:
+    """Yield the tensors of a call's arguments, also those in lists and dictionaries."""
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, list | tuple):
+        for item in value:
+            yield from _tensors_in(item)
+    elif isinstance(value, dict):
+        yield from _tensors_in(list(value.values()))
+
+
+def runs_without_python(model: nn.Module) -> bool:
+    """Return whether the forward pass of this module, or of a part of it, is compiled or scripted."""
     return any(
-        getattr(module, "_compiled_call_impl", None) is not None or type(module).__name__ == "OptimizedModule"
+        getattr(module, "_compiled_call_impl", None) is not None
+        or type(module).__name__ == "OptimizedModule"
+        or isinstance(module, torch.jit.ScriptModule)
         for module in model.modules()
     )
-
-
-def _uncompiled(hook: Callable[..., None]) -> Callable[..., None]:
-    """Return a hook that torch's compiler calls without tracing it.
-
-    Nothing to do if the compiler was never imported.
-    """
-    if "torch._dynamo" not in sys.modules:
-        return hook
-    return torch.compiler.disable(hook)  # type: ignore[no-any-return]  # it has no types
 
 
 @final

@@ -25,9 +25,9 @@ from workbench.replica.backward import (
     InPlaceGradients,
     LossScale,
     MicroBatch,
-    ParameterUse,
     all_finite,
-    is_compiled,
+    parameter_use,
+    runs_without_python,
 )
 from workbench.replica.optimizer_step import (
     OptimizerWrapper,
@@ -160,9 +160,9 @@ class Replica:
         self._trained.check()
         if hooks.need or hooks.tick or len(micro_batches) > 1:
             self._add_hooks(self._in_place.all)
-        use = ParameterUse(hooks.need, self.model, self._parameters, self.layout) if hooks.need else None
-        if use is not None and (self.compiled or not micro_batches or is_compiled(self.model)):
-            use.request_rest(expected=True)  # a compiled module runs no hooks in its parts
+        use = parameter_use(hooks.need, self._parameters, self.layout) if hooks.need else None
+        if use is not None and (self.compiled or not micro_batches or runs_without_python(self.model)):
+            use.request_rest()
             use = None
         gradient = Gradient(self.pool.take(), self.layout, step, min(self.updates))
         if self.total_weight is not None:
