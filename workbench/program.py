@@ -361,6 +361,16 @@ def clipping_refusal(algorithm: Algorithm) -> str | None:
             return None
 
 
+def shares_buffers(algorithm: Algorithm) -> bool:
+    """Return True if all ranks begin each step with rank 0's buffers, as torch DDP does with `broadcast_buffers=True`.
+
+    Replicas are equal after each step, and no rank begins a step before all have ended the one before. With other
+    algorithms each rank has its own buffers.
+    """
+    in_step = algorithm.replicas == Replicas.EVERY_STEP and not algorithm.asynchronous
+    return in_step and algorithm.max_staleness == 0
+
+
 def settings_of(algorithm: Algorithm) -> dict[str, Any]:
     """Names and values of an algorithm's settings."""
     return {item.name: getattr(algorithm, item.name) for item in fields(algorithm)}

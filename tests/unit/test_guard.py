@@ -67,7 +67,7 @@ def test_one_that_stops_names_rank_step_and_parameter(spoil: float, words: str, 
 def test_one_that_is_left_out_counts_nothing(bucket_bytes: float | None, deferred: bool) -> None:
     """From its bucket on: what has left before is counted; BatchNorm's statistics are as they were."""
     replica = replica_of(Net(float("nan"), "last.weight"), "skip", deferred, bucket_bytes=bucket_bytes)
-    before = [buffer.clone() for buffer in replica.float_buffers()]
+    before = [buffer.clone() for buffer in replica.module_state.buffers]
     replica.control_out = 5
     gradient = backward(replica)
     bad = replica.layout.slots[[slot.name for slot in replica.layout.slots].index("last.weight")].bucket
@@ -81,7 +81,7 @@ def test_one_that_is_left_out_counts_nothing(bucket_bytes: float | None, deferre
             )
         assert tail[1] == 5, "a word of control is for all"
     assert [piece.index for piece in replica.layout.buckets][bad:] and (bad > 0) == (bucket_bytes == 0)
-    assert all(torch.equal(now, then) for now, then in zip(replica.float_buffers(), before, strict=True))
+    assert all(torch.equal(now, then) for now, then in zip(replica.module_state.buffers, before, strict=True))
     assert "last.weight" in entries(replica)["skipped"]
 
 

@@ -2,6 +2,7 @@
 
 - `replica`: the model and its optimizer; computes gradients into flat buffers and takes steps with them.
 - `backward`: the parts of a backward pass: micro-batches, gradients as they arrive, loss scaling.
+- `module_state`: a module's state that is no parameter: buffers and extra state.
 - `optimizer_step`: steps with given gradients, of all parameters or of one bucket's.
 - `server_copy`: a server's copy of the parameters, with its own optimizer.
 - `served_optimizer`: a user's optimizer on servers: its copy, and the settings that gradients bring.

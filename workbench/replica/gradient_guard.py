@@ -58,7 +58,7 @@ class GradientGuard:
         self._step = 0
         self._left_out = False
         self._pending: DeferredCheck | None = None
-        self._buffers = replica.float_buffers() if policy != "stop" or self._deferred_checks else []
+        self._keeps_buffers = policy != "stop" or self._deferred_checks
         # their values before the forward pass: a bad batch would spoil BatchNorm's statistics
         self._kept: list[Tensor] = []
 
@@ -92,7 +92,7 @@ class GradientGuard:
         """Prepare for the forward pass of a step."""
         self._step = step
         self._left_out = False
-        self._kept = [buffer.clone() for buffer in self._buffers]
+        self._kept = [buffer.clone() for buffer in self._replica.module_state.buffers] if self._keeps_buffers else []
         if self._deferred_checks:
             self._pending = DeferredCheck(self.rank, step, self._policy, self._layout.device, self._advice)
             self._found.append(self._pending)
@@ -152,9 +152,9 @@ class GradientGuard:
 
     def restore_buffers(self) -> None:
         """Restore the buffers if the gradient was left out. Call it after backward, which may need their new values."""
-        if self._pending is None and not self._left_out:
+        if not self._kept or (self._pending is None and not self._left_out):
             return
-        for buffer, kept in zip(self._buffers, self._kept, strict=True):
+        for buffer, kept in zip(self._replica.module_state.buffers, self._kept, strict=True):
             buffer.copy_(kept if self._pending is None else torch.where(self._pending.ok, buffer, kept))
 
     def is_plain(self, flat: Tensor, loss: float, share: float) -> bool:

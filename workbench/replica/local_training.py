@@ -168,7 +168,7 @@ class LocalTraining:
 
     def snapshot(self) -> tuple[Tensor, list[Tensor]]:
         """Copy what a later evaluation needs: parameters, and buffers such as BatchNorm's."""
-        return self.evaluated_parameters().cpu(), [buffer.cpu().clone() for buffer in self.replica.float_buffers()]
+        return self.evaluated_parameters().cpu(), [value.cpu() for value in self.replica.module_state.copy()]
 
     def join_shards(self, parts: dict[int, Tensor]) -> Tensor:
         """Join the parameters of shards, by number, in the layout of `evaluated_parameters`."""
@@ -177,15 +177,10 @@ class LocalTraining:
     @torch.no_grad()
     def evaluate_snapshot(self, snapshot: tuple[Tensor, list[Tensor]]) -> dict[str, Any]:
         """Evaluate a snapshot on the whole test set."""
-        buffers = self.replica.float_buffers()
-        kept = [buffer.clone() for buffer in buffers]
-        for buffer, value in zip(buffers, snapshot[1], strict=True):
-            buffer.copy_(value)
-        try:
+        state = self.replica.module_state
+        with state.kept():
+            state.load(snapshot[1])
             return self.evaluate_at(snapshot[0].to(self.device), 0, 1)
-        finally:
-            for buffer, value in zip(buffers, kept, strict=True):
-                buffer.copy_(value)
 
     @torch.no_grad()
     def evaluate_at(self, parameters: Tensor, share: int, num_shares: int) -> dict[str, Any]:
@@ -199,8 +194,11 @@ class LocalTraining:
 
     @torch.no_grad()
     def evaluate(self, share: int, num_shares: int) -> dict[str, Any]:
-        """Return sums over one share of the test data; the shares of several ranks add up to the whole."""
-        with evaluation_mode(self.replica.model) as model:
+        """Return sums over one share of the test data; the shares of several ranks add up to the whole.
+
+        It changes no state of the model.
+        """
+        with self.replica.module_state.kept(), evaluation_mode(self.replica.model) as model:
             return self._sums(model, share, num_shares)
 
     def _sums(self, model: nn.Module, share: int, num_shares: int) -> dict[str, Any]:

@@ -29,6 +29,7 @@ from workbench.replica.backward import (
     parameter_use,
     runs_without_python,
 )
+from workbench.replica.module_state import ModuleState
 from workbench.replica.optimizer_step import (
     OptimizerWrapper,
     TrainedParameters,
@@ -101,6 +102,7 @@ class Replica:
         served: bool = False,
     ) -> None:
         check_not_wrapped(model)
+        self.module_state = ModuleState(model)
         named = trainable(model)
         self.model = model
         self.settings = SentSettings(optimizer) if served else None
@@ -479,11 +481,7 @@ class Replica:
 
     def shared_tensors(self) -> list[Tensor]:
         """Return all tensors that must be equal on all ranks at the start: parameters (frozen ones too) and buffers."""
-        return [tensor.detach() for tensor in (*self.model.parameters(), *self.model.buffers())]
-
-    def float_buffers(self) -> list[Tensor]:
-        """Return the buffers that change in training (BatchNorm's statistics) and differ between ranks."""
-        return [buffer for buffer in self.model.buffers() if buffer.dtype.is_floating_point]
+        return [tensor.detach() for tensor in (*self.model.parameters(), *self.module_state.buffers)]
 
     def state(self) -> dict[str, Any]:
         """Return all state that a resumed run needs, as tensors and plain values."""

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from workbench.errors import ConfigError
 from workbench.problems import get, names
 from workbench.problems.base import Problem
+from workbench.replica.module_state import EXTRA_STATE, pack_extra_state, unpack_extra_state
 from workbench.trace.weights import AVERAGED, WEIGHTS, State, read_weights
 
 if TYPE_CHECKING:
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def state_of(model: nn.Module, parameters: Sequence[Tensor] = (), flat: Tensor | None = None) -> State:
-    """Return copies of the tensors of a module's `state_dict`, on the CPU.
+    """Return copies of a module's `state_dict`, on the CPU. Extra state is packed into tensors.
 
     Args:
         model: the module.
@@ -34,9 +35,10 @@ def state_of(model: nn.Module, parameters: Sequence[Tensor] = (), flat: Tensor |
         }
     state = model.state_dict(keep_vars=True)
     return {
-        name: values.get(id(value), value).detach().cpu().clone().contiguous()
+        name: pack_extra_state(value)
+        if name.endswith(EXTRA_STATE)
+        else values.get(id(value), value).detach().cpu().clone().contiguous()
         for name, value in state.items()
-        if isinstance(value, Tensor)  # not a module's extra state
     }
 
 
@@ -63,9 +65,10 @@ def trained_model(run: Run, problem: Problem | None = None, *, average: bool = F
         problem = get(name)
     with torch.random.fork_rng(devices=[]):
         model = problem.model()
+    state = {name: unpack_extra_state(value) if name.endswith(EXTRA_STATE) else value for name, value in state.items()}
     try:
         missing, unexpected = model.load_state_dict(state, strict=False)
-        missing = [one for one in missing if not one.endswith("_extra_state")]
+        missing = [one for one in missing if not one.endswith(EXTRA_STATE)]  # runs of before 29 November 2026
         if missing or unexpected:
             raise RuntimeError(f"missing {missing}, unexpected {unexpected}")
     except RuntimeError as error:

@@ -6,6 +6,7 @@
   common; they differ in how they wait.
 - `progress`: how started communication makes progress while the rank computes (`Settings.progress`).
 - `tasks`, `polling`: the two ways, threads and polling from the foreground.
+- `shared_state`: rank 0's parameters, buffers and extra state, on all ranks.
 - `slept_compute`: forward and backward passes that sleep for the seconds of a cost model.
 - `evaluation_schedule`: when an algorithm with servers is evaluated.
 

@@ -31,6 +31,7 @@ from workbench.runtimes.execution.endpoint import (
     not_answered,
 )
 from workbench.runtimes.execution.progress import ProgressEngine
+from workbench.runtimes.execution.shared_state import share_tensors
 from workbench.runtimes.execution.slept_compute import Sleep, SleptCompute, SleptPass
 from workbench.runtimes.execution.tasks import TaskHandle
 from workbench.runtimes.liveness.failure_detector import FailureDetector
@@ -75,6 +76,7 @@ class Interpreter(Caller):
             self.clock.compute_lane = SLEPT_LANE
         self.loss: torch.Tensor | None = None  # of the last backward
         self.staleness: int | None = None  # the largest applied since the last EndStep
+        self.shares_buffers = False  # whether each step begins with rank 0's buffers: see `program.shares_buffers`
         self.context: Context | None = None  # of the program, once it runs
         # Called on the server's thread, for each update.
         self.on_update: Callable[[ops.Apply, float], None] | None = None
@@ -210,11 +212,20 @@ class Interpreter(Caller):
         self._thread = threading.get_ident()
         try:
             micro_batches = self._load(request.step)
+            self._share_buffers()
             current = _Pass(self, request, micro_batches)
             gradient, self.loss = self.replica.backward(request.step, micro_batches, current.hooks)
         finally:
             self.clock.activity = ""
         return tuple(current.tickets) if request.on_bucket else gradient
+
+    def _share_buffers(self) -> None:
+        """Wait for rank 0's buffers, if all ranks begin the step with them."""
+        buffers = self.replica.module_state.buffers
+        if self.shares_buffers and buffers:
+            begin = self.clock.now()
+            share_tensors(buffers, self.transport, self.clock)
+            self._waited(begin)
 
     def _load(self, step: int) -> Sequence[MicroBatch]:
         """Read a minibatch, before the computation is timed."""

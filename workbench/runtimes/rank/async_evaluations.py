@@ -156,7 +156,7 @@ class AsyncEvaluations:
         self._pending.add(row, (self._worker.join_shards(shards).cpu(), buffers))
 
     def _buffers(self) -> list[Tensor]:
-        return [buffer.cpu().clone() for buffer in self._replica.float_buffers()]
+        return [value.cpu() for value in self._replica.module_state.copy()]
 
     def _row(self, step: int) -> dict[str, Any]:
         seconds, samples = round(self._seconds(None), 6), self._worker.sampler.samples_before(step + 1)

@@ -1,4 +1,4 @@
-"""Consistency of ranks: facts that are compared before the first step, and tensors that rank 0 sends."""
+"""Consistency of ranks: facts that are compared before the first step."""
 
 from __future__ import annotations
 
@@ -188,18 +188,3 @@ def _ranks(ranks: Sequence[int]) -> str:
     if len(ranks) > MAX_NAMED:
         return f"{len(ranks)} ranks (the first is {ranks[0]})"
     return f"ranks {', '.join(map(str, ranks[:-1]))} and {ranks[-1]}"
-
-
-def share_tensors(tensors: list[torch.Tensor], transport: Transport, interpreter: Interpreter) -> None:
-    """Copy rank 0's tensors to all ranks, as bytes (so of any dtype), in one message."""
-    if not tensors or transport.num_workers == 1:
-        return
-    flats = [tensor.contiguous().view(-1).view(torch.uint8) for tensor in tensors if tensor.numel()]
-    message = torch.cat(flats)
-    transport.broadcast(message, 0, interpreter.clock.deadline("rank 0's weights and buffers"))
-    offset = 0
-    for tensor in tensors:
-        size = tensor.numel() * tensor.element_size()
-        if size:
-            tensor.copy_(message[offset : offset + size].clone().view(tensor.dtype).view(tensor.shape))
-        offset += size

@@ -28,6 +28,7 @@ from workbench.runtimes.control.controller import RunController
 from workbench.runtimes.elastic.policy import enable_elasticity
 from workbench.runtimes.execution.interpreter import Interpreter
 from workbench.runtimes.execution.progress import check_lanes
+from workbench.runtimes.execution.shared_state import share_extra_state, share_tensors
 from workbench.runtimes.execution.slept_compute import SleptCompute
 from workbench.runtimes.liveness.failure_detector import FailureDetector, lost_connection
 from workbench.runtimes.liveness.interrupts import single_interrupt
@@ -39,7 +40,6 @@ from workbench.runtimes.rank.consistency import (
     check_forward,
     facts_of_optimizer,
     facts_of_run,
-    share_tensors,
 )
 from workbench.runtimes.rank.rehearsal import rehearse_files
 from workbench.runtimes.rank.training_loop import TrainingLoop
@@ -331,7 +331,8 @@ def _train(
             known = facts_of_run(job.algorithm, job.problem, settings, replica.layout, worker.data)
             known |= facts_of_optimizer(replica.optimizer_wrapper.optimizer)
         differing = check_consistency(known, transport, interpreter)
-        share_tensors(replica.shared_tensors(), transport, interpreter)
+        share_tensors(replica.shared_tensors(), transport, interpreter.clock)
+        share_extra_state(replica.module_state, transport, interpreter.clock)
         if replica.average is not None:  # it began with this rank's own initial weights, which rank 0's have replaced
             replica.average.load([param.detach() for param in replica.parameters])
         check_lanes(job.algorithm, settings.progress)

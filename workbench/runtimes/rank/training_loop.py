@@ -16,7 +16,7 @@ from typing import Any, final
 from torch import Tensor
 
 from workbench.ops import EndStep
-from workbench.program import Algorithm, Context, Replicas, lower
+from workbench.program import Algorithm, Context, Replicas, lower, shares_buffers
 from workbench.replica.local_training import LocalTraining, distance_from_mean
 from workbench.runtimes.checkpoint.rank_state import continue_from_state
 from workbench.runtimes.checkpoint.writer import CheckpointWriter
@@ -51,11 +51,11 @@ from workbench.runtimes.elastic.admission import JoinState, admit
 from workbench.runtimes.elastic.grow import admit_waiting, join_refusal
 from workbench.runtimes.elastic.shrink import FAILURES, Shrinker
 from workbench.runtimes.execution.interpreter import Interpreter
+from workbench.runtimes.execution.shared_state import share_module_state
 from workbench.runtimes.execution.slept_compute import gather_late_passes
 from workbench.runtimes.liveness.membership import require_all
 from workbench.runtimes.rank.async_evaluations import AsyncEvaluations
 from workbench.runtimes.rank.callback_thread import CallbackThread
-from workbench.runtimes.rank.consistency import share_tensors
 from workbench.runtimes.rank.replica_check import ReplicaCheck
 from workbench.runtimes.transport.base import Deadline, offset_to_rank0
 from workbench.runtimes.transport.measure_link import measure_link
@@ -234,6 +234,7 @@ class TrainingLoop:
             self._interpreter.continue_from_state(self._end.state)
             continue_from_state(ctx, self._end)
         self._transport.open_lanes(self._algorithm.requires.num_lanes)
+        self._interpreter.shares_buffers = shares_buffers(self._algorithm)
         if self._algorithm.requires.link and ctx.link is None:
             ctx.link = measure_link(
                 self._transport, self._interpreter.clock.deadline, self._worker.replica.layout.message_bytes
@@ -379,9 +380,9 @@ class TrainingLoop:
     def _evaluate(self, step: int) -> None:
         interpreter, worker, transport = self._interpreter, self._worker, self._transport
         begin = interpreter.clock.now()
-        with interpreter.clock.doing("in the evaluation"):
+        with interpreter.clock.doing("in the evaluation"), worker.replica.module_state.kept():
             # As in torch DDP, rank 0's running statistics are evaluated.
-            share_tensors(worker.replica.float_buffers(), transport, interpreter)
+            share_module_state(worker.replica.module_state, transport, interpreter.clock)
             parameters, distance = self._evaluated()
             sums = worker.evaluate_at(parameters, transport.rank, transport.num_workers) | distance
         end = interpreter.clock.now()

@@ -14,9 +14,10 @@ from workbench.gradients import Gradient, Layout, build_layout, trainable
 from workbench.ops import EndStep
 from workbench.problems.base import Problem, Sampler
 from workbench.problems.loading import Source
-from workbench.program import Algorithm
+from workbench.program import Algorithm, shares_buffers
 from workbench.replica.backward import Hooks
 from workbench.replica.local_training import LocalTraining, num_steps_of, sampler_of, trace_note
+from workbench.replica.module_state import FirstBuffers
 from workbench.replica.replica import Replica
 from workbench.settings import Settings
 from workbench.trace.recorder import MemoryRecorder
@@ -28,6 +29,7 @@ class SimWorker:
     """One simulated worker's replica, counts and recorder."""
 
     __slots__ = (
+        "_first_buffers",
         "_loss",
         "_staleness",
         "_taken",
@@ -53,6 +55,7 @@ class SimWorker:
         replica: Replica | MetaReplica,
         sampler: Sampler,
         taken: SampleCounts,
+        first_buffers: FirstBuffers | None = None,
     ) -> None:
         self.rank = rank
         self.num_steps = num_steps_of(settings, sampler)
@@ -67,6 +70,7 @@ class SimWorker:
         self._staleness: int | None = None
         self._loss: Tensor | None = None
         self._worker, self.sampler, self._taken = worker, sampler, taken
+        self._first_buffers = first_buffers
 
     @property
     def trained(self) -> Replica:
@@ -84,6 +88,8 @@ class SimWorker:
             assert isinstance(self.replica, MetaReplica)
             return self.replica.backward(step)
         assert isinstance(self.replica, Replica)
+        if self._first_buffers is not None:
+            self._first_buffers.copy_to(self.replica.module_state, step)
         gradient, self._loss = self.replica.backward(step, self._worker.minibatch(step), Hooks())
         return gradient
 
@@ -299,8 +305,9 @@ def build_workers(
         workers = [
             LocalTraining(algorithm, problem, settings, rank, num_workers, cpu, data) for rank in range(num_workers)
         ]
+    first = FirstBuffers(workers[0].replica.module_state) if shares_buffers(algorithm) else None
     return [
-        SimWorker(worker.rank, settings, worker, worker.replica, worker.sampler, SampleCounts(worker.sampler))
+        SimWorker(worker.rank, settings, worker, worker.replica, worker.sampler, SampleCounts(worker.sampler), first)
         for worker in workers
     ]
 

@@ -46,7 +46,7 @@ from workbench.runtimes.checkpoint.reader import brief_error, save_rank_file
 from workbench.runtimes.checkpoint.replicated import is_replicated, without_replicated
 from workbench.runtimes.checkpoint.restore import restore_state
 from workbench.runtimes.execution.interpreter import Interpreter
-from workbench.runtimes.rank.consistency import share_tensors
+from workbench.runtimes.execution.shared_state import share_module_state
 from workbench.settings import describe
 from workbench.trace.processes import when_begun
 from workbench.trace.recorder import FileRecorder, NullRecorder, Recorder
@@ -382,9 +382,8 @@ class Preview:
     def __init__(self, algorithm: Algorithm, interpreter: Interpreter, ctx: Context, end: EndStep) -> None:
         self._interpreter, self._replica = interpreter, interpreter.replica
         replica, self._bytes_sent = interpreter.replica, interpreter.clock.bytes_sent
-        buffers = replica.float_buffers()
-        self._values: list[tuple[Tensor, Tensor]] = [(buffer, buffer.clone()) for buffer in buffers]
-        self._restored: list[Callable[[], object]] = []
+        self._values: list[tuple[Tensor, Tensor]] = []
+        self._restored: list[Callable[[], object]] = [partial(replica.module_state.load, replica.module_state.copy())]
         self._recorder = interpreter.recorder
         interpreter.recorder = interpreter.clock.recorder = NullRecorder()
         try:
@@ -395,8 +394,7 @@ class Preview:
                 memory = {name: value.clone() for name, value in ctx.memory.items()}
                 copied = replace(ctx, first_step=here, num_steps=here, resumed=_copies(end.state), memory=memory)
                 interpreter.advance(lower(copied, algorithm.conclude(copied)))
-            if buffers:
-                share_tensors(buffers, interpreter.transport, interpreter)
+            share_module_state(replica.module_state, interpreter.transport, interpreter.clock)
         except BaseException:
             self.undo()
             raise

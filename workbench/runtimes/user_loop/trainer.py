@@ -18,12 +18,23 @@ from torch import Tensor, nn
 from workbench.arguments import check_whole
 from workbench.errors import ConfigError, Diverged, PeerFailed, RankMismatch
 from workbench.ops import EndStep
-from workbench.program import LOOP_ENDED, Algorithm, Context, Replicas, Update, clipping_refusal, complete, lower
+from workbench.program import (
+    LOOP_ENDED,
+    Algorithm,
+    Context,
+    Replicas,
+    Update,
+    clipping_refusal,
+    complete,
+    lower,
+    shares_buffers,
+)
 from workbench.replica.backward import MicroBatch
 from workbench.replica.gradient_guard import GradientGuard, GradientReport, entries_of
 from workbench.replica.replica import Replica, evaluation_mode
 from workbench.runtimes.execution.interpreter import Interpreter
 from workbench.runtimes.execution.progress import check_lanes
+from workbench.runtimes.execution.shared_state import share_extra_state, share_module_state, share_tensors
 from workbench.runtimes.execution.slept_compute import LatePasses, SleptCompute, gather_late_passes
 from workbench.runtimes.liveness.failure_detector import FailureDetector
 from workbench.runtimes.rank.consistency import (
@@ -31,7 +42,6 @@ from workbench.runtimes.rank.consistency import (
     check_forward,
     facts_of_layout,
     facts_of_optimizer,
-    share_tensors,
     versions,
 )
 from workbench.runtimes.rank.main import cause_of, progress_of, transport_here
@@ -235,7 +245,9 @@ class Trainer:
         known["compute"] = compute
         known |= facts_of_optimizer(self.replica.optimizer_wrapper.optimizer)
         check_consistency(known, self._transport, self._interpreter)
-        share_tensors(self.replica.shared_tensors(), self._transport, self._interpreter)
+        share_tensors(self.replica.shared_tensors(), self._transport, self._interpreter.clock)
+        share_extra_state(self.replica.module_state, self._transport, self._interpreter.clock)
+        self._interpreter.shares_buffers = shares_buffers(algorithm)
 
     @property
     def num_updates(self) -> int:
@@ -480,7 +492,7 @@ class Trainer:
         """Release the model after all programs have ended, and return the run if it was recorded."""
         with translated_errors(self._fail):
             self._report_gradient(self._interpreter.clock.step, last=True)
-            share_tensors(self.replica.float_buffers(), self._transport, self._interpreter)
+            share_module_state(self.replica.module_state, self._transport, self._interpreter.clock)
             if self._served:
                 self._interpreter.flush()
             deadline = self._deadline("all ranks to finish")

@@ -9,6 +9,7 @@ from typing import Any, final
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from workbench import ops
 from workbench.costs import Compute
@@ -16,7 +17,7 @@ from workbench.costs.stragglers import Array
 from workbench.gradients import Gradient
 from workbench.ops import Value
 from workbench.problems.base import Problem
-from workbench.program import Algorithm
+from workbench.program import Algorithm, shares_buffers
 from workbench.replica.gradient_guard import entries_of
 from workbench.replica.local_training import LocalTraining, num_steps_of, sampler_of
 from workbench.replica.replica import Replica
@@ -76,6 +77,8 @@ class WorkerGroup:
         self._sent = SentBytes()
         self.waited_s = np.zeros(num_workers)  # seconds that each worker waited
         self._staleness: int | None = None
+        # Rank -> its buffers, unless all workers begin each step with rank 0's.
+        self._states: dict[int, list[Tensor]] | None = None if shares_buffers(algorithm) else {}
         self._losses: list[float | None] = [None] * num_workers  # of the last minibatches
         self._entries: list[dict[str, Any]] = [{"loss": None}] * num_workers  # of their rows
         self._slow: tuple[int, Array] = (-1, np.ones(num_workers))
@@ -112,16 +115,19 @@ class WorkerGroup:
         if isinstance(self.replica, MetaReplica):
             return self.replica.backward(step)
         assert self._worker is not None and self._summation is not None
-        model = self.replica.model
+        state = self.replica.module_state
+        before = state.copy()
         total, loss = self._summation.begin(step, self._worker.minibatch(step, 0))
-        # A module's other state, such as BatchNorm's, is rank 0's.
-        kept = [buffer.clone() for buffer in model.buffers()]
+        first = state.copy()
         losses = [loss]
         for rank in range(1, self.num_workers):
+            if before:
+                state.load(before if self._states is None else self._states.get(rank, before))
             losses.append(self._summation.add(total, partial(self._worker.minibatch, step, rank)))
+            if before and self._states is not None:
+                self._states[rank] = state.copy()
         self._summation.end(total)
-        for buffer, value in zip(model.buffers(), kept, strict=True):
-            buffer.copy_(value)
+        state.load(first)
         self._losses = losses
         return total
 
