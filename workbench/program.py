@@ -367,7 +367,7 @@ def shares_buffers(algorithm: Algorithm) -> bool:
     Replicas are equal after each step, and no rank begins a step before all have ended the one before. With other
     algorithms each rank has its own buffers.
     """
-    in_step = algorithm.replicas == Replicas.EVERY_STEP and not algorithm.asynchronous
+    in_step = algorithm.replicas.equal_parameters and not algorithm.asynchronous
     return in_step and algorithm.max_staleness == 0
 
 
