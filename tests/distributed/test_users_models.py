@@ -42,13 +42,11 @@ class Users:
         models: each has an optimizer and a Trainer.
         losses: one for each model, of inputs and targets.
         between: what the user does after each step.
-        alike: every rank has the same samples, because the model depends on them.
     """
 
     models: Sequence[nn.Module]
     losses: Sequence[Loss]
     between: Callable[[], None] = nothing
-    alike: bool = False
 
 
 def linear() -> nn.Linear:
@@ -199,13 +197,6 @@ def two_losses() -> Users:
     return Users(models=[model], losses=[loss])
 
 
-def max_norm() -> Users:
-    """The forward pass changes the rows that it reads, so ranks must read the same ones."""
-    model = nn.Embedding(5, WIDTH, max_norm=0.5).double()
-    ids = torch.tensor([0, 3, 1])
-    return Users(models=[model], losses=[lambda x, y: (model(ids) - y).square().mean()], alike=True)
-
-
 def frozen() -> Users:
     body = nn.Sequential(linear(), nn.BatchNorm1d(WIDTH)).requires_grad_(False).eval()
     return alone(nn.Sequential(body, linear()))
@@ -270,7 +261,6 @@ MODELS = [
     clipped,
     adversaries,
     two_losses,
-    max_norm,
     frozen,
     batch_norm,
     only_empty,
@@ -314,7 +304,7 @@ def with_trainer(builds: Sequence[Callable[[], Users]], algorithm: Algorithm) ->
         users, optimizers = made(build, seed=rank_here())  # rank 0's values must reach all
         trainers = [Trainer(*pair, algorithm) for pair in zip(users.models, optimizers, strict=True)]
         for step in range(NUM_STEPS):
-            x, y = data(0 if users.alike else rank_here(), step)
+            x, y = data(rank_here(), step)
             for trainer, loss in zip(trainers, users.losses, strict=True):
                 trainer.step(lambda loss=loss, x=x, y=y: loss(x, y))
             users.between()
@@ -346,7 +336,7 @@ def with_ddp(builds: Sequence[Callable[[], Users]]) -> dict[str, dict[str, Tenso
             for model, loss in zip(users.models, users.losses, strict=True)
         ]
         for step in range(NUM_STEPS):
-            x, y = data(0 if users.alike else rank_here(), step)
+            x, y = data(rank_here(), step)
             for module, optimizer in zip(wrapped, optimizers, strict=True):
                 optimizer.zero_grad()
                 module(x, y).backward()
@@ -365,7 +355,7 @@ def one_late(builds: Sequence[Callable[[], Users]]) -> dict[str, dict[str, Tenso
             torch.distributed.broadcast(value.detach(), 0)
         waiting: dict[int, list[Tensor | None]] = {}
         for step in range(NUM_STEPS):
-            x, y = data(0 if users.alike else rank_here(), step)
+            x, y = data(rank_here(), step)
             for number, (model, loss, optimizer) in enumerate(zip(users.models, users.losses, optimizers, strict=True)):
                 params = [param for param in model.parameters() if param.requires_grad]
                 grads = [*torch.autograd.grad(loss(x, y), params, allow_unused=True)]

@@ -236,31 +236,27 @@ class LocalTraining:
     def _rehearse_evaluation(self) -> None:
         """Evaluate the first test batch, so that what an evaluation would fail at fails before the training.
 
-        The model's buffers and modes and the random generators stay as they are.
+        The model's state and modes and the random generators stay as they are.
 
         Raises:
             ConfigError: the batch cannot be evaluated.
         """
         if self._test is None:
             return
-        buffers = [(buffer, buffer.clone()) for buffer in self.replica.model.buffers()]
-        try:
-            with drawing(self.settings.seed), evaluation_mode(self.replica.model) as model:
-                read, number = next(self._test.batches(EVALUATION_BATCH), (None, 0))
-                if not number:
-                    raise ConfigError(NO_SAMPLES)
-                batch = to_device(read, self.device)
-                self.problem.first_loss(model, batch)
-                with self.problem.naming(batch):
-                    measured = Measurement(self.problem.named_metrics(), whole_batch=self.problem.whole_batch)
-                    sums = {"loss_sum": 0.0, "loss_weight": 0.0, "correct": None, "judged": None, "count": 0}
-                    self._judge(model, batch, number, sums, measured)
-                    if measured.has_states:
-                        measured.add_to_states(model, batch)
-                        measured.check_states()
-        finally:
-            for buffer, before in buffers:
-                buffer.copy_(before)
+        state = self.replica.module_state
+        with state.kept(), drawing(self.settings.seed), evaluation_mode(self.replica.model) as model:
+            read, number = next(self._test.batches(EVALUATION_BATCH), (None, 0))
+            if not number:
+                raise ConfigError(NO_SAMPLES)
+            batch = to_device(read, self.device)
+            self.problem.first_loss(model, batch)
+            with self.problem.naming(batch):
+                measured = Measurement(self.problem.named_metrics(), whole_batch=self.problem.whole_batch)
+                sums = {"loss_sum": 0.0, "loss_weight": 0.0, "correct": None, "judged": None, "count": 0}
+                self._judge(model, batch, number, sums, measured)
+                if measured.has_states:
+                    measured.add_to_states(model, batch)
+                    measured.check_states()
 
     def _lr(self) -> float | None:
         """The learning rate for the record; None on a worker of an algorithm with servers."""
