@@ -259,6 +259,34 @@ def test_a_training_outlives_its_notebook_and_is_taken_up_whole(
     assert marked(mark) == []
 
 
+@pytest.mark.parametrize("attached", [False, True], ids=["own", "attached"])
+def test_a_wait_ends_when_the_shell_stops_the_cluster(
+    attached: bool, cache: Path, runs: Path, no_process_left: None
+) -> None:
+    """As the panel does. No later call waits, and each says what to do."""
+    cluster = Cluster(NUM_RANKS, launcher="torch", quiet=True)
+    run = cluster.train(SynchronousSGD(), plane(), steps=100_000)
+    if attached:
+        cluster = workbench.attach(cluster.detach(), quiet=True)
+        assert cluster.run is not None
+        run = cluster.run
+    assert within(60, lambda: len(run.run.steps()) > 3)
+    stopped = cli("stop", cluster.id, "--force")
+    assert stopped.returncode == 0, stopped.stderr
+    begin = time.monotonic()
+    with pytest.raises(WorkbenchError, match="the cluster was stopped"):
+        run.wait(60)
+    assert time.monotonic() - begin < 10
+    assert within(10, lambda: run.done)
+    assert (run.status, cluster.state) == ("failed", "stopped")
+    assert "the cluster was stopped" in run.run.info["error"]
+    for call in (cluster.heal, cluster.restart, cluster.detach):
+        with pytest.raises(LaunchError, match="this cluster was stopped: start a new Cluster"):
+            call()
+    assert [row["state"] for row in cluster.status()] == ["gone", "gone"]
+    cluster.stop()
+
+
 def test_a_detached_cluster_is_scaled_and_healed_by_the_command(cache: Path, runs: Path, no_process_left: None) -> None:
     cluster = Cluster(1, launcher="torch", name="left", quiet=True)
     name = cluster.name

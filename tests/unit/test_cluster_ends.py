@@ -209,7 +209,13 @@ def states(
     from workbench.clusters.status import status_table
 
     client = Answering({rank: Answer() for rank in there})
-    engines: Any = SimpleNamespace(client=client, alive=alive, detached=False, launcher=SimpleNamespace(is_mpi=is_mpi))
+    engines: Any = SimpleNamespace(
+        client=client,
+        alive=alive,
+        detached=False,
+        launcher=SimpleNamespace(is_mpi=is_mpi),
+        why_silent=lambda: None,
+    )
     return [row["state"] for row in status_table(engines, [ELSEWHERE] * num_ranks, run, "")]
 
 

@@ -32,6 +32,10 @@ class Silent:
     """Engines that say nothing."""
 
     engine_set = None
+    reason: str | None = None
+
+    def why_silent(self) -> str | None:
+        return self.reason
 
     def last_output(self) -> str:
         return ""
@@ -111,6 +115,36 @@ def test_waiting_has_an_end_and_stopping_is_asked_for_in_the_folder(runs: Path) 
     assert (run.done, run.status, run.run.info["error"]) == (True, "failed", "the cluster was stopped while it trained")
     run.stop()
     assert len((run.folder / "control.jsonl").read_text().splitlines()) == 1
+
+
+@pytest.mark.parametrize("lost", [False, True], ids=["before-its-ranks", "after-its-ranks"])
+def test_a_wait_ends_when_another_process_has_ended_the_cluster(
+    lost: bool, runs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its ranks give no answer, or one that says only that they are gone."""
+    run, results = handle_of(runs, 2)
+    monkeypatch.setattr(Silent, "reason", "the cluster was stopped by another process while it trained")
+    if lost:
+        results[1].set_exception(remote("EngineError", "Engine 1 died"))
+    begin = time.monotonic()
+    with pytest.raises(WorkbenchError, match=r"stopped by another process.*Train on a new Cluster"):
+        run.wait(20)
+    assert time.monotonic() - begin < 8
+    assert lost or (run.done, run.status) == (True, "failed")
+
+
+def test_an_interrupt_says_whether_the_training_continues(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run, _ = handle_of(runs, 2)
+
+    def interrupt(self: Any) -> bool:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(type(run), "_has_returned", interrupt)
+    with pytest.raises(KeyboardInterrupt, match="the training continues"):
+        run.wait()
+    monkeypatch.setattr(Silent, "reason", "the cluster was stopped by another process while it trained")
+    with pytest.raises(KeyboardInterrupt, match="the training has ended: the cluster was stopped by another process"):
+        run.wait()
 
 
 # ---------------------------------------------------------------- notebooks

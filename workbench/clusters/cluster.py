@@ -162,7 +162,7 @@ class Cluster:
             LaunchError: the cluster was stopped or detached, or it did not start.
         """
         self.wait()
-        if self._engines.client is None:
+        if self._engines.client is None or self._engines.was_removed:
             raise LaunchError(_no_client_message(self.state, self.id))
         return self._engines.client
 
@@ -181,7 +181,7 @@ class Cluster:
         """
         if self._start is not None and not self._start.done:
             return "starting"
-        if self._engines.client is None:
+        if self._engines.client is None or self._engines.was_removed:
             return "detached" if self._engines.detached else "stopped"
         run = self._active if self._active is not None and not self._active.done else None
         if self._has_lost_ranks and not (run is not None and self._engines.client.ids and run.tolerates_loss):

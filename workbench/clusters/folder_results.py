@@ -86,8 +86,8 @@ def _follow(
             present = {rank for rank, process in enumerate(ranks) if not over and not ended_here(process)}
         else:
             client = engines.client
-            if client is None:  # stopped, or detached again
-                return
+            if client is None or engines.why_silent() is not None:  # stopped here or elsewhere, or detached again
+                return  # the handle notices it
             present = set(client.ids) if engines.alive else set()
         if len(present) < len(results):
             time.sleep(LAST_S)

@@ -13,6 +13,7 @@ from typing import Any, final
 from workbench.clusters.commands import send_command, send_settings
 from workbench.clusters.engines.engines import Engines
 from workbench.clusters.failures import consequence, describe_exits, failed_ranks, first_cause, local_error
+from workbench.clusters.local.spawn import RankFailed
 from workbench.clusters.supervision.rank_output import describe_ranks
 from workbench.clusters.waiting import Waiting, interrupt_ranks, silent_ranks
 from workbench.errors import ConfigError, WorkbenchError
@@ -27,6 +28,7 @@ from workbench.trace.store import ENDED, read_info
 from workbench.trace.views import Views
 
 POLL_S = 0.05
+CHECK_S = 0.5  # between two looks at the cluster
 CAUSE_S = 2.0  # how much later the cause of a failure may arrive than its consequences
 
 
@@ -49,6 +51,8 @@ class RunHandle(Views):
         self._results = list(results)
         self._engines: Engines | None = engines
         self._lost: str | None = None  # why no further rank will return
+        self._next_check_s = 0.0  # when the cluster is looked at again
+        self._silent_s: float | None = None  # since when no rank can answer
         self._over = threading.Event()
         self._lock = threading.Lock()
         self._follower = Follower(folder)
@@ -67,8 +71,20 @@ class RunHandle(Views):
 
     @property
     def done(self) -> bool:
-        """Return True if every rank has returned."""
+        """Return True if every rank has returned, or none can any more."""
+        self._check_cluster()
         return self._over.is_set()
+
+    def _check_cluster(self) -> None:
+        """Abandon the run if another process has ended the cluster: then no result arrives, and no error either."""
+        engines, now = self._engines, time.monotonic()
+        if engines is None or self._over.is_set() or now < self._next_check_s:
+            return
+        self._next_check_s = now + CHECK_S
+        reason = engines.why_silent()
+        if reason is not None and self._silent_s is not None and now - self._silent_s > CAUSE_S:
+            self.abandon(reason)
+        self._silent_s = None if reason is None else self._silent_s or now
 
     def overdue(self, within_s: float) -> bool:
         """Return True if the record says that the run has ended, but not all ranks return within `within_s` seconds."""
@@ -96,7 +112,8 @@ class RunHandle(Views):
             timeout_s: limit in seconds; None for no limit.
 
         Raises:
-            WorkbenchError: a rank failed. It is raised at once; the rank's traceback is a note on the error.
+            WorkbenchError: a rank failed, or the cluster was stopped. It is raised at once; a rank's traceback is a note
+                on the error.
             TimeoutError: the ranks still train after `timeout_s`.
         """
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
@@ -115,8 +132,12 @@ class RunHandle(Views):
                     waiting.update()
                 return self
         except KeyboardInterrupt:
+            engines = self._engines
+            reason = self._lost or (engines.why_silent() if engines is not None else None)
             raise KeyboardInterrupt(
                 "only the wait was interrupted; the training continues: .wait() again, or end it with .stop()"
+                if reason is None
+                else f"the training has ended: {reason}"
             ) from None
         finally:
             if self.done:
@@ -127,6 +148,8 @@ class RunHandle(Views):
         done = self.done
         if self.output is not None:
             self.output.poll(to_the_end=done)
+        if self._lost is not None:
+            raise self._cause("")
         if self._failed():
             raise self._error()
         return done
@@ -227,9 +250,9 @@ class RunHandle(Views):
     def _settle(self) -> None:
         """Correct the record if it says that the run continues, and drop the engines. No rank may still write."""
         try:
-            cause = self._cause("") if self._failed() else None
+            cause = self._lost or (self._cause("") if self._failed() else None)
             if self._exits or read_info(self.folder)["status"] not in ENDED:
-                reason = cause or self._lost or "the ranks ended without an error message"
+                reason = cause or "the ranks ended without an error message"
                 update_run(self.folder, status="failed", error=str(reason))
         except WorkbenchError:
             pass  # the folder was removed meanwhile: there is nothing to correct
@@ -290,6 +313,9 @@ class RunHandle(Views):
         return self._cause(engines.last_output() if engines else self._last_output)
 
     def _cause(self, last_output: str) -> WorkbenchError:
+        engines = self._engines
+        if (reason := self._lost or (engines.why_silent() if engines is not None else None)) is not None:
+            return RankFailed(f"{reason}. Train on a new Cluster; resume= continues from a checkpoint, if there is one")
         failed = self._failed()
         if self._engines is not None and not self._exits:
             self._exits = describe_exits(failed, self._engines, self.folder, CAUSE_S)

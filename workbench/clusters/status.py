@@ -50,7 +50,8 @@ def status_table(engines: Engines, ranks: list[dict[str, Any]], run: Path | None
     if engines.detached:
         return entry_table(registry.find_entry(engines.id))
     # The ranks of an MPI world end together.
-    connected = engines.client is not None and (engines.alive or not engines.launcher.is_mpi)
+    connected = engines.client is not None and engines.why_silent() is None
+    connected = connected and (engines.alive or not engines.launcher.is_mpi)
     present = set(engines.client.ids) if connected else set()
     begun = {rank: _of_run(run, rank) for rank in range(len(ranks))} if run is not None else {}
     training = (

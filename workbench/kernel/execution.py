@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from functools import partial
 from queue import Empty, SimpleQueue
@@ -20,6 +20,7 @@ from workbench.kernel.questions import Questions
 from workbench.kernel.screen import MergedScreen, Screen
 
 POLL_S = 0.02
+CHECK_S = 0.5  # between two looks at the cluster
 GRACE_S = 1.0  # how long the other ranks may take to end by themselves after one has failed
 INTERRUPT_S = 3.0  # how long an interrupt may take
 KINDS = {
@@ -53,6 +54,7 @@ class Execution:
         screen: shows the output; None: below the cell, without a log.
         questions: asks what ranks ask; None: their questions have no answer.
         debugger: the debugger of the ranks, if there is one.
+        is_stopped: whether the cluster was stopped, by any process: then no rank returns.
     """
 
     def __init__(
@@ -64,7 +66,9 @@ class Execution:
         screen: Screen | None = None,
         questions: Questions | None = None,
         debugger: NotebookDebugger | None = None,
+        is_stopped: Callable[[], bool] = lambda: False,
     ) -> None:
+        self._is_stopped, self._next_check_s = is_stopped, 0.0
         self._client, self._ranks, self._num_ranks = client, list(ranks), num_ranks
         self._screen = screen or MergedScreen(num_ranks)
         self._questions, self._debugger = questions, debugger
@@ -83,6 +87,7 @@ class Execution:
 
         Raises:
             RanksFailed: a rank failed; raised after all have returned, for the first failure.
+            LaunchError: another process stopped the cluster.
             KeyboardInterrupt: the user interrupted; the ranks were interrupted too.
         """
         for rank in self._ranks:
@@ -138,10 +143,21 @@ class Execution:
                 self._release()
                 return
             self._refresh()
+            self._check_cluster()
             if self._questions is not None:
                 self._questions.settle(set(self._ranks) - set(ended))
             waiting.update()
             time.sleep(POLL_S)
+
+    def _check_cluster(self) -> None:
+        if time.monotonic() < self._next_check_s:
+            return
+        self._next_check_s = time.monotonic() + CHECK_S
+        if self._is_stopped():
+            raise LaunchError(
+                "the cluster was stopped by another process while its ranks ran the cell: %restart_ranks starts new "
+                "ranks; their variables are lost"
+            )
 
     def _newly_returned(self, ended: Collection[int]) -> list[int]:
         return [rank for rank in self._ranks if rank not in ended and self._results[rank].done()]

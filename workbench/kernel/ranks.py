@@ -139,6 +139,7 @@ class Ranks:
             screen=TabbedScreen(ranks, log) if tabs else MergedScreen(self.num_ranks, log),
             questions=Questions(self.num_ranks, self._ask, self._link.answer),
             debugger=self.debugger,
+            is_stopped=lambda: self.cluster.state == "stopped",
         )
 
     def _as_typed(self, text: str) -> str:

@@ -29,6 +29,7 @@ from workbench.clusters.supervision.reaper import end_marked, start_reaper
 from workbench.clusters.supervision.start_progress import Progress
 from workbench.errors import LaunchError
 from workbench.logs import LOG
+from workbench.machine import is_running
 
 STOP_S = 10.0
 CONNECT_S = 30.0
@@ -196,8 +197,27 @@ class Engines:
 
     @property
     def alive(self) -> bool:
-        """Return True if the process that started the engines is alive. mpiexec ends when one of its ranks ends."""
-        return self._cluster is not None and self.launcher.alive(self.engine_set)
+        """Return True if the controller and the process that started the engines are alive."""
+        return self._controller_is_alive() and self.launcher.alive(self.engine_set)
+
+    def _controller_is_alive(self) -> bool:
+        controller = getattr(self._cluster, "controller", None)  # None when ipyparallel has seen its end
+        process = getattr(controller, "process", None)  # a controller in a job has none, and ends with the engines
+        return controller is not None and (process is None or is_running(process))
+
+    @property
+    def was_removed(self) -> bool:
+        """Return True if another process stopped the cluster: its record is gone."""
+        return self.client is not None and not (self.folder / registry.RECORD).exists()
+
+    def why_silent(self) -> str | None:
+        """Why no rank can answer any more, if another process ended the cluster or its controller; else None."""
+        if self.was_removed:
+            return "the cluster was stopped by another process while it trained"
+        ended_here = self._ended.is_set() or self.client is None
+        if not ended_here and not self._controller_is_alive():
+            return "the cluster's controller ended while it trained"
+        return None
 
     def begin_training(self, folder: Path) -> None:
         """Record that a training begins. `last_output` then covers only this training."""
