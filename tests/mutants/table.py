@@ -394,7 +394,7 @@ MUTANTS: tuple[Mutant, ...] = (
     _M(
         "slow-mo-resumed-block",
         "algorithms/slow_mo.py",
-        "block = replace(ctx, resumed=None if ctx.resumed is None or ctx.resumed.between_blocks else ctx.resumed)",
+        "block = replace(ctx)",
         "block = replace(ctx, resumed=None)",
         "a run that continues within a block forgets the inner algorithm's state",
         BLOCKS,
@@ -561,9 +561,9 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     _M(
         "diloco-shares-memory",
-        "algorithms/outer_optimizer.py",
-        "self.anchor.copy_(anchor)\n        self.momentum.copy_(momentum)",
-        "self.anchor, self.momentum = anchor, momentum",
+        "algorithms/diloco.py",
+        "outer.anchor.copy_(resumed.anchor)",
+        "outer.anchor = resumed.anchor",
         "a resumed run writes into the checkpoint",
         DILOCO,
     ),

@@ -25,13 +25,14 @@ from workbench.algorithms import (
     GradientTracking,
     LayerwiseSGD,
     LocalSGD,
+    PartialAllReduce,
     PipeSGD,
     SlowMo,
     StochasticGradientPush,
 )
 from workbench.errors import ConfigError
 from workbench.program import Algorithm, settings_of
-from workbench.runtimes.reference import ReferenceRuntime
+from workbench.runtimes.reference import Costs, ReferenceRuntime
 from workbench.topologies import Exponential, Star
 
 LR, RANKS, BLOCKS, EVERY = 0.3, 3, 4, 3
@@ -80,14 +81,22 @@ INNER = [
 
 @pytest.mark.parametrize("inner", INNER, ids=name_of)
 def test_a_block_is_a_whole_run_of_the_inner_algorithm(inner: Algorithm) -> None:
-    """One rank at the end of each block has the paper's x of that inner algorithm, run alone from the last x."""
+    """One rank at the end of each block has the paper's x of that inner algorithm, run alone from the last x.
+
+    What the inner algorithm keeps for the whole run stays, such as an outer momentum.
+    """
     alpha, beta = 0.8, 0.5
     found = ReferenceRuntime(SlowMo(every=EVERY, inner=inner, slow_lr=alpha, slow_momentum=beta), RANKS, pull, lr=LR)
     found.run(BLOCKS * EVERY)
     x, u = torch.ones(6, dtype=torch.float64), torch.zeros(6, dtype=torch.float64)
+    before = ReferenceRuntime(inner, RANKS, pull, lr=LR)
     for number in range(BLOCKS):
         first = number * EVERY
-        alone = ReferenceRuntime(inner, RANKS, pull, lr=LR, start=x).run(first + EVERY, first_step=first)
+        alone = ReferenceRuntime(inner, RANKS, pull, lr=LR)
+        alone.continue_from(before)
+        for rank in alone.ranks:
+            rank.parameters.copy_(x)
+        before = alone.run(first + EVERY, first_step=first)
         u = beta * u + x - alone.ranks[0].parameters
         x = x - alpha * u
         for rank in found.ranks:
@@ -102,13 +111,21 @@ def test_it_continues_from_any_step(inner: Algorithm, stop_after: int) -> None:
     whole = ReferenceRuntime(algorithm, RANKS, pull, lr=LR).run(num_steps)
     before = ReferenceRuntime(algorithm, RANKS, pull, lr=LR).run(num_steps, stop_after=stop_after)
     after = ReferenceRuntime(algorithm, RANKS, pull, lr=LR)
-    for rank, stopped in zip(after.ranks, before.ranks, strict=True):
-        rank.parameters.copy_(stopped.parameters)
-        rank.velocity.copy_(stopped.velocity)
-        rank.updates[:] = stopped.updates
+    after.continue_from(before)
     after.run(num_steps, first_step=stop_after + 1, resumed=before.states)
     for ours, theirs in zip(after.ranks, whole.ranks, strict=True):
         assert torch.equal(ours.parameters, theirs.parameters)
+
+
+def test_late_gradients_go_into_a_round_of_the_next_block() -> None:
+    """Rank 2 is late for most rounds. Only what it has left at the run's end is not used."""
+    algorithm = SlowMo(every=2, inner=PartialAllReduce(quorum="solo"))
+    late = Costs(backward=lambda rank, step: 1.7 if rank == 2 else 1.0, message=0.01)
+    found = ReferenceRuntime(algorithm, RANKS, pull, lr=0.01, costs=late).run(12)
+    for rank, here in enumerate(found.ranks):
+        num_used = sum(len(update.of) for update in here.applied)
+        assert len(here.backwards) - num_used <= 1, f"rank {rank}"
+    assert len(found.ranks[2].backwards) < 12, "it missed rounds"
 
 
 @pytest.mark.parametrize("inner", [AsyncSGD(), ADPSGD(), SlowMo(), "d-psgd"], ids=str)

@@ -9,7 +9,7 @@ from scipy.fft import dct, idct
 from torch import Tensor, nn
 
 from workbench.algorithms import DeMo, SynchronousSGD
-from workbench.algorithms.de_mo import DCTTopK, cosines
+from workbench.algorithms.de_mo import MOMENTUM, DCTTopK, cosines
 from workbench.codecs import ErrorFeedback
 from workbench.collectives import Once
 from workbench.errors import ConfigError
@@ -113,7 +113,7 @@ def test_what_leaves_the_momenta_is_what_is_applied() -> None:
         algorithm, RANKS, lambda rank, step, w: TARGETS[rank, step], lr=LR, start=0.0, sizes=SIZES
     )
     runtime.run(STEPS, stop_after=STEPS - 1)
-    kept = torch.stack([state.momentum for state in runtime.states]).mean(0)  # type: ignore[union-attr]
+    kept = torch.stack([rank.memory[MOMENTUM] for rank in runtime.ranks]).mean(0)
     applied = -runtime.ranks[0].parameters / LR
     assert float(kept.abs().max()) > 1, "much is kept"
     assert torch.allclose(applied[PACKED] + kept, TARGETS.mean(0).sum(0)[PACKED], rtol=0, atol=50 * FLOAT32)
@@ -123,7 +123,8 @@ def test_what_leaves_the_momenta_is_what_is_applied() -> None:
 def test_a_step_that_is_left_out_changes_no_momentum(value: float, weight: float) -> None:
     """A gradient that is not finite, and one without samples, on one rank."""
     layout = build_layout([("w", nn.Parameter(torch.zeros(3)))])
-    program = DeMo(chunk=2, top_k=1).worker(Context(0, 1, num_steps=2, layout=layout))
+    ctx = Context(0, 1, num_steps=2, layout=layout)
+    program = DeMo(chunk=2, top_k=1).worker(ctx)
     request = next(program)
     momenta: list[Tensor] = []
     while len(momenta) < 2:
@@ -145,8 +146,8 @@ def test_a_step_that_is_left_out_changes_no_momentum(value: float, weight: float
                 answer = action()
             case Apply(gradient):
                 assert bool(gradient.body().isfinite().all()) == (value == 0 or len(momenta) == 0)
-            case EndStep(_, state):
-                momenta.append(state.momentum.clone())  # type: ignore[union-attr]
+            case EndStep():
+                momenta.append(ctx.memory[MOMENTUM].clone())
         if len(momenta) < 2:
             request = program.send(answer)
     assert torch.equal(momenta[0], momenta[1]) and bool(momenta[0].any())

@@ -17,6 +17,7 @@ from workbench.analysis import summary
 from workbench.errors import ConfigError
 from workbench.gradients import CONTROL, Gradient, build_layout
 from workbench.ops import PackParameters, Ticket, UnpackParameters
+from workbench.program import Context
 from workbench.runtimes.reference import ReferenceRuntime
 from workbench.trace import FileRecorder, new_run, open_run, update_run
 
@@ -180,8 +181,7 @@ def test_resumed_at_any_step(algorithm: Outer) -> None:
         first = ReferenceRuntime(algorithm, 3, pull, lr=LR).run(11, stop_after=stop)
         for _ in range(2):  # the same state may be read twice
             second = ReferenceRuntime(algorithm, 3, pull, lr=LR)
-            for here, before in zip(second.ranks, first.ranks, strict=True):
-                here.parameters.copy_(before.parameters)
+            second.continue_from(first)
             second.run(11, first_step=stop + 1, resumed=first.states)
             assert torch.equal(second.ranks[1].parameters, unbroken.ranks[1].parameters), stop
 
@@ -195,7 +195,7 @@ def packed(values: list[float], control: float) -> Gradient:
 
 def begun() -> OuterOptimizer:
     """With the anchor (1, 2)."""
-    program = OuterOptimizer.begin(DiLoCo())
+    program = OuterOptimizer.begin(DiLoCo(), Context(0, 1))
     next(program)
     with pytest.raises(StopIteration) as end:
         program.send(packed([1.0, 2.0], control=7.0))

@@ -420,7 +420,7 @@ def test_a_resumed_run_has_its_memory_and_its_state_on_the_device() -> None:
     model = nn.Linear(3, 2, device="meta")
     replica = Replica(model, torch.optim.SGD(model.parameters(), lr=0.1))
     algorithm, ctx = DiLoCo(), Context(0, 1, layout=replica.layout)
-    end = EndStep(4, state=DiLoCoState(anchor=torch.ones(2), momentum=torch.ones(2)))
+    end = EndStep(4, state=DiLoCoState(anchor=torch.ones(2)))
     memory = {"residual": torch.ones(3), "calls": torch.ones((), dtype=torch.int64)}
     resume(take_checkpoint(algorithm, replica, 1, end, memory), algorithm, replica, ctx)
     assert {name: value.device.type for name, value in ctx.memory.items()} == {"residual": "meta", "calls": "cpu"}

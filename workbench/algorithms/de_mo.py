@@ -14,11 +14,13 @@ from workbench.arguments import check_flag, check_whole, is_number
 from workbench.codecs import Codec
 from workbench.codecs.groups import typed
 from workbench.collectives import Once
+from workbench.collectives.memory import OWN
 from workbench.errors import ConfigError
 from workbench.gradients import WEIGHT, Gradient, Layout
-from workbench.ops import AllReduce, Apply, Backward, EndStep, Local, PackParameters, Program, State
-from workbench.program import Algorithm, Card, Context, Requirements, Update
+from workbench.ops import AllReduce, Apply, Backward, EndStep, Local, PackParameters, Program
+from workbench.program import Algorithm, Card, Context, Update
 
+MOMENTUM = f"{OWN}momentum"  # m_i in `Context.memory`
 MAX_CHUNK = 2**15  # positions are sent as int16
 
 
@@ -71,14 +73,6 @@ class DCTTopK(Codec):
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DeMoState(State):
-    """The state between two steps."""
-
-    momentum: Tensor
-
-
-@final
-@dataclass(frozen=True, slots=True, kw_only=True)
 class DeMo(Algorithm):
     """m_i <- beta m_i + g_i(w),   q_i = C(m_i),   m_i <- m_i - q_i,   w <- w - lr * sign(mean_i q_i)
 
@@ -124,10 +118,6 @@ class DeMo(Algorithm):
     def update(self) -> Update:
         return Update.DIRECTION if self.sign else Update.MEAN
 
-    @property
-    def requires(self) -> Requirements:
-        return Requirements(state=DeMoState)
-
     def bytes_per_step(self, rank: int, num_ranks: int, layout: Layout) -> float:
         return float(self._exchange.bytes_of(rank, num_ranks, layout))
 
@@ -137,11 +127,9 @@ class DeMo(Algorithm):
         return Once(codec=DCTTopK(chunk=self.chunk, top_k=self.top_k), spread="gather")
 
     def worker(self, ctx: Context) -> Program:
-        resumed: DeMoState | None = ctx.resumed
-        if resumed is not None:
-            momentum = resumed.momentum.clone()  # another run may read the same state
-        else:
-            momentum = torch.zeros_like((yield PackParameters()).body())
+        if MOMENTUM not in ctx.memory:
+            ctx.memory[MOMENTUM] = torch.zeros_like((yield PackParameters()).body())
+        momentum = ctx.memory[MOMENTUM]
         for step in ctx.steps():
             gradient: Gradient = yield Backward(step)
             newest = self.decay * momentum + _mean(gradient)
@@ -157,7 +145,7 @@ class DeMo(Algorithm):
                 update.copy_(torch.where(update.isfinite(), update.sign(), torch.nan))  # the sign of a NaN is 0
             update.mul_(weight)  # `Apply` divides by it
             yield Apply(total)
-            yield EndStep(step, state=DeMoState(momentum=momentum))
+            yield EndStep(step)
 
     def _sent(self, values: Tensor) -> Tensor:
         """q_i, as every rank decodes it."""

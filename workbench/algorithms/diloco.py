@@ -16,10 +16,9 @@ from workbench.program import Buckets, Card, Context, Replicas, Requirements
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DiLoCoState(State):
-    """The state of the outer optimizer."""
+    """The state between two outer steps."""
 
     anchor: Tensor
-    momentum: Tensor
 
 
 @final
@@ -60,10 +59,10 @@ class DiLoCo(OuterAlgorithm):
         return Replicas.PARAMETERS if self.every == 1 else Replicas.AT_END
 
     def worker(self, ctx: Context) -> Program:
-        outer: OuterOptimizer = yield from OuterOptimizer.begin(self)
+        outer: OuterOptimizer = yield from OuterOptimizer.begin(self, ctx)
         resumed: DiLoCoState | None = ctx.resumed
         if resumed is not None:
-            outer.load(resumed.anchor, resumed.momentum)
+            outer.anchor.copy_(resumed.anchor)  # another run may read the same state
         num_done = ctx.first_step
         for step in ctx.steps():
             yield Apply((yield Backward(step)), local=True)
@@ -73,6 +72,6 @@ class DiLoCo(OuterAlgorithm):
                 total = yield AllReduce(difference, self.collective)
                 outer.step(outer.mean(total.flat))
                 yield from outer.unpack(total.flat)
-            yield EndStep(step, state=DiLoCoState(anchor=outer.anchor, momentum=outer.momentum))
+            yield EndStep(step, state=DiLoCoState(anchor=outer.anchor))
         if num_done % self.every:
             yield from average(self.collective, num_done)

@@ -19,6 +19,7 @@ from workbench.algorithms.outer_optimizer import (
 )
 from workbench.arguments import check_whole
 from workbench.collectives import Collective, Native
+from workbench.collectives.memory import OWN
 from workbench.gradients import CONTROL
 from workbench.ops import (
     Apply,
@@ -136,7 +137,7 @@ class EagerDiLoCo(OuterAlgorithm):
 
     def _fragments(self, ctx: Context) -> Program:
         """Return a fragment for each bucket: P, or fewer if there are fewer parameters."""
-        outers: list[OuterOptimizer] = yield from OuterOptimizer.begin_each(self, ctx)
+        outers: list[OuterOptimizer] = yield from OuterOptimizer.begin_each(self, ctx, OWN)
         resumed: EagerState | None = ctx.resumed
         if resumed is None:
             return [_Fragment(outer=outer, own=torch.zeros_like(outer.anchor)) for outer in outers]

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from workbench.algorithms.gossip import Exchange, GossipAlgorithm, average
 from workbench.arguments import check_whole, is_number
+from workbench.collectives.memory import OWN
 from workbench.errors import ConfigError
 from workbench.gradients import Gradient, Layout
 from workbench.ops import Apply, Backward, EndStep, PackParameters, Program, State, UnpackParameters
@@ -21,10 +22,9 @@ from workbench.topologies import Graph, RandomPairs
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NoLoCoState(State):
-    """The state of a rank's outer optimizer: a_i and m_i, (n,)."""
+    """The state between two outer steps: a_i, (n,)."""
 
     anchor: Tensor
-    momentum: Tensor
 
 
 @final
@@ -86,10 +86,10 @@ class NoLoCo(GossipAlgorithm):
         exchange = Exchange(ctx, self.topology)
         resumed: NoLoCoState | None = ctx.resumed
         if resumed is not None:  # another run may read the same state
-            anchor, momentum = resumed.anchor.clone(), resumed.momentum.clone()
+            anchor = resumed.anchor.clone()
         else:
             anchor = (yield PackParameters()).body().clone()
-            momentum = torch.zeros_like(anchor)
+        momentum = ctx.memory.setdefault(f"{OWN}outer.momentum", torch.zeros_like(anchor))
         for step in ctx.steps():
             yield Apply((yield Backward(step)), local=True)
             if (step + 1) % self.every == 0:
@@ -103,5 +103,5 @@ class NoLoCo(GossipAlgorithm):
                 anchor.add_(momentum)
                 values.copy_(anchor)
                 yield UnpackParameters(packed)
-            yield EndStep(step, state=NoLoCoState(anchor=anchor, momentum=momentum))
+            yield EndStep(step, state=NoLoCoState(anchor=anchor))
         yield from average()

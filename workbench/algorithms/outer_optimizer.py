@@ -67,7 +67,7 @@ class OuterAlgorithm(CollectiveAlgorithm, ABC):
 
     @property
     def elasticity(self) -> Elasticity:
-        """The mean of the ranks that remain is the new anchor. The outer momentum starts again at 0."""
+        """The mean of the ranks that remain is the new anchor. The outer momentum stays."""
         return Elasticity.SHRINKS
 
     def bytes_per_step(self, rank: int, num_ranks: int, layout: Layout) -> None:
@@ -87,7 +87,7 @@ class OuterOptimizer:
         algorithm: the settings.
         bucket: the bucket's number.
         anchor: a, (n,).
-        momentum: m, (n,).
+        momentum: m, (n,), which `Context.memory` holds.
     """
 
     algorithm: OuterAlgorithm
@@ -96,28 +96,28 @@ class OuterOptimizer:
     momentum: Tensor
 
     @classmethod
-    def begin(cls, algorithm: OuterAlgorithm, bucket: int = 0) -> Program:
-        """An outer optimizer with the rank's parameters as its anchor."""
+    def begin(cls, algorithm: OuterAlgorithm, ctx: Context, bucket: int = 0, prefix: str = "") -> Program:
+        """An outer optimizer with the rank's parameters as its anchor, and with the run's momentum if there is one.
+
+        Args:
+            prefix: of the momentum's name in the memory; `OWN` if ranks have different ones.
+        """
         packed: Gradient = yield PackParameters(bucket=bucket)
         anchor = packed.body().clone()
-        return cls(algorithm, bucket, anchor, torch.zeros_like(anchor))
+        momentum = ctx.memory.setdefault(f"{prefix}outer.momentum/bucket-{bucket}", torch.zeros_like(anchor))
+        return cls(algorithm, bucket, anchor, momentum)
 
     @classmethod
-    def begin_each(cls, algorithm: OuterAlgorithm, ctx: Context) -> Program:
+    def begin_each(cls, algorithm: OuterAlgorithm, ctx: Context, prefix: str = "") -> Program:
         """One outer optimizer for each bucket, in the resumed state if there is one."""
         assert ctx.layout is not None
         found: list[OuterOptimizer] = []
         for number in range(len(ctx.layout.buckets)):
-            outer: OuterOptimizer = yield from cls.begin(algorithm, number)
+            outer: OuterOptimizer = yield from cls.begin(algorithm, ctx, number, prefix)
             if ctx.resumed is not None:
-                outer.load(ctx.resumed.anchors[number], ctx.resumed.momenta[number])
+                outer.anchor.copy_(ctx.resumed.anchors[number])  # another run may read the same state
             found.append(outer)
         return found
-
-    def load(self, anchor: Tensor, momentum: Tensor) -> None:
-        """Copy the anchor and the momentum, because another run may read the same state."""
-        self.anchor.copy_(anchor)
-        self.momentum.copy_(momentum)
 
     def tail(self, total: Tensor) -> Tensor:
         """The tail of a sum over ranks; shares memory."""
@@ -175,7 +175,6 @@ class FragmentState(State):
     """The state of each fragment."""
 
     anchors: tuple[Tensor, ...]
-    momenta: tuple[Tensor, ...]
     summing: tuple[Ticket | None, ...]
 
     @classmethod
@@ -183,7 +182,6 @@ class FragmentState(State):
         """The state of these fragments. `more` are the fields of the subclass."""
         return cls(
             anchors=tuple(fragment.outer.anchor for fragment in fragments),
-            momenta=tuple(fragment.outer.momentum for fragment in fragments),
             summing=tuple(fragment.summing for fragment in fragments),
             **more,
         )

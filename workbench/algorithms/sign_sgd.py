@@ -12,10 +12,11 @@ from workbench.arguments import is_number
 from workbench.codecs import Codec
 from workbench.codecs.groups import pack, unpack
 from workbench.collectives import Once
+from workbench.collectives.memory import OWN
 from workbench.errors import ConfigError
 from workbench.gradients import WEIGHT, Gradient, Layout
-from workbench.ops import AllReduce, Apply, Backward, EndStep, PackParameters, Program, State
-from workbench.program import Algorithm, Card, Context, Requirements, Update
+from workbench.ops import AllReduce, Apply, Backward, EndStep, PackParameters, Program
+from workbench.program import Algorithm, Card, Context, Update
 
 BITS = 2
 NOT_A_NUMBER = 3  # the symbols of a vote: 0, 1, 2 for -1, 0, 1
@@ -54,15 +55,8 @@ class Votes(Codec):
         return torch.where(symbols == NOT_A_NUMBER, torch.nan, symbols - 1)
 
 
+MOMENTUM = f"{OWN}momentum"  # v_i in `Context.memory`
 VOTE = Once(codec=Votes(), spread="encoded")
-
-
-@final
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SignState(State):
-    """The state between two steps."""
-
-    momentum: Tensor
 
 
 @final
@@ -99,31 +93,26 @@ class SignSGD(Algorithm):
     def update(self) -> Update:
         return Update.DIRECTION
 
-    @property
-    def requires(self) -> Requirements:
-        return Requirements(state=SignState)
-
     def bytes_per_step(self, rank: int, num_ranks: int, layout: Layout) -> float:
         return float(VOTE.bytes_of(rank, num_ranks, layout))
 
     def worker(self, ctx: Context) -> Program:
-        resumed: SignState | None = ctx.resumed
-        if resumed is not None:
-            momentum = resumed.momentum.clone()  # another run may read the same state
-        else:
-            momentum = torch.zeros_like((yield PackParameters()).body())
+        if MOMENTUM not in ctx.memory:
+            ctx.memory[MOMENTUM] = torch.zeros_like((yield PackParameters()).body())
+        momentum = ctx.memory[MOMENTUM]
         for step in ctx.steps():
             gradient = yield Backward(step)
-            self._vote(gradient, momentum)
+            newest = self._vote(gradient, momentum)
             total = yield AllReduce(gradient, VOTE)
+            momentum.copy_(newest)
             total.body().mul_(total.tail()[WEIGHT])  # `Apply` divides by it
             yield Apply(total)
-            yield EndStep(step, state=SignState(momentum=momentum))
+            yield EndStep(step)
 
-    def _vote(self, gradient: Gradient, momentum: Tensor) -> None:
-        """Update the momentum, and replace the gradient by it. A rank whose gradient has no weight has zeros."""
+    def _vote(self, gradient: Gradient, momentum: Tensor) -> Tensor:
+        """Return the next momentum, and replace the gradient by it. A rank whose gradient has no weight has zeros."""
         body, weight = gradient.body(), gradient.tail()[WEIGHT]
         newest = self.momentum * momentum + (1 - self.momentum) * body / weight
         is_good = (weight > 0) & body.isfinite().all()
-        momentum.copy_(torch.where(is_good, newest, momentum))
-        body.copy_(torch.where(is_good, momentum, body))
+        body.copy_(torch.where(is_good, newest, body))
+        return torch.where(is_good, newest, momentum)

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, fields, make_dataclass, replace
-from functools import cache
-from typing import Any, ClassVar, final
+from dataclasses import dataclass, replace
+from typing import ClassVar, final
 
 import torch
 from torch import Tensor
@@ -14,9 +13,10 @@ from workbench.algorithms.gossip import average
 from workbench.algorithms.no_communication import NoCommunication
 from workbench.arguments import check_whole, is_number
 from workbench.errors import ConfigError
-from workbench.gradients import Layout
+from workbench.gradients import Gradient, Layout
 from workbench.ops import EndStep, Program, ReadParameters, Request, State, WriteParameters
 from workbench.program import (
+    LOOP_ENDED,
     Algorithm,
     Card,
     Context,
@@ -25,9 +25,11 @@ from workbench.program import (
     Requirements,
     Restart,
     Update,
-    fields_of,
+    map_leaves,
     replace_requests,
 )
+
+ANCHOR, MOMENTUM = "slow.anchor", "slow.momentum"  # in `Context.memory`
 
 
 @final
@@ -42,8 +44,10 @@ class SlowMo(Algorithm):
     lr u. If a schedule changes the learning rate, m stays as it is, where the paper's lr u changes with it.
 
     A block of H steps is a whole run of the inner algorithm: at its end gradients in flight are applied, and parameters
-    that differ are averaged. The next block begins from a without gradients in flight. Optimizer states and residuals
-    of error feedback stay. A run that ends within a block ends as the inner algorithm does.
+    that differ are averaged. The next block begins from a without gradients in flight. What the inner algorithm keeps
+    for the whole run stays: optimizer states, residuals of error feedback, momenta (`SignSGD`, `DeMo`), and late
+    gradients that are in no sum (`PartialAllReduce`). So alpha=1 with beta=0 is the inner algorithm, if its replicas
+    are equal and nothing is in flight. A run that ends within a block ends as the inner algorithm does.
 
     Attributes:
         every: H, the paper's tau, number of steps between two slow steps.
@@ -87,8 +91,7 @@ class SlowMo(Algorithm):
 
     @property
     def requires(self) -> Requirements:
-        inner = self.inner.requires
-        return replace(inner, state=_state_kind(inner.state))  # type: ignore[arg-type]  # classes are hashable
+        return self.inner.requires
 
     @property
     def update(self) -> Update:
@@ -114,7 +117,7 @@ class SlowMo(Algorithm):
 
     @property
     def elasticity(self) -> Elasticity:
-        """The mean of the ranks that remain is the new anchor. The slow momentum starts again at 0."""
+        """The remaining ranks continue within the block from their mean. Anchor and slow momentum stay."""
         kind = self.inner.requires.state
         keeps_gradients = kind is not None and kind.unused is not State.unused
         can = self._is_alone or (self.inner.elasticity.shrinks and not keeps_gradients)
@@ -131,20 +134,20 @@ class SlowMo(Algorithm):
 
     def worker(self, ctx: Context) -> Program:
         slow: _SlowMomentum = yield from _SlowMomentum.begin(self, ctx)
-        block = replace(ctx, resumed=None if ctx.resumed is None or ctx.resumed.between_blocks else ctx.resumed)
+        block = replace(ctx)
         while True:
-            last: EndStep | None = yield from self._take_block(ctx, block, slow)
+            last: EndStep | None = yield from self._take_block(ctx, block)
             if self._is_alone:
                 yield from average()
             if last is None:
                 return
             yield from slow.step()
-            yield slow.end_step(last, None)
+            yield last
             if ctx.is_last(last.step):
                 return
-            block = replace(ctx, first_step=last.step + 1, resumed=None)
+            block = replace(ctx, first_step=last.step + 1, resumed=last.state)
 
-    def _take_block(self, ctx: Context, block: Context, slow: _SlowMomentum) -> Program:
+    def _take_block(self, ctx: Context, block: Context) -> Program:
         """Run the inner algorithm to the end of the block, or of the run if that is earlier.
 
         The answer is the `EndStep` of the block's last step, which is left out here: it follows the slow step. None: the
@@ -159,9 +162,11 @@ class SlowMo(Algorithm):
         def end_step(request: EndStep) -> Program:
             nonlocal last
             if request.step + 1 == end:
-                last = request
+                last = replace(request, state=_unused(request))
+                if block.num_steps is None:
+                    block.num_steps = LOOP_ENDED
                 return
-            yield slow.end_step(request, request.state)
+            yield request
             block.num_steps = _earlier(ctx.num_steps, end)
 
         block.num_steps = _earlier(ctx.num_steps, end)
@@ -172,7 +177,7 @@ class SlowMo(Algorithm):
 @final
 @dataclass(slots=True)
 class _SlowMomentum:
-    """The slow momentum of a rank: a local variable of its program.
+    """The slow momentum. Its tensors are in `Context.memory`, equal on all ranks.
 
     Attributes:
         algorithm: the settings.
@@ -186,11 +191,11 @@ class _SlowMomentum:
 
     @classmethod
     def begin(cls, algorithm: SlowMo, ctx: Context) -> Program:
-        """Begin with the rank's parameters, or in the resumed state."""
-        if ctx.resumed is not None:  # copied, because another run may read the same state
-            return cls(algorithm, ctx.resumed.slow_anchor.clone(), ctx.resumed.slow_momentum.clone())
-        anchor = yield ReadParameters()
-        return cls(algorithm, anchor, torch.zeros_like(anchor))
+        """Begin with the rank's parameters, or with what the run has kept."""
+        if ANCHOR not in ctx.memory:
+            ctx.memory[ANCHOR] = yield ReadParameters()
+            ctx.memory[MOMENTUM] = torch.zeros_like(ctx.memory[ANCHOR])
+        return cls(algorithm, ctx.memory[ANCHOR], ctx.memory[MOMENTUM])
 
     def step(self) -> Program:
         """Take a slow step from the mean of the ranks, which all have as their parameters."""
@@ -199,25 +204,13 @@ class _SlowMomentum:
         self.anchor.sub_(self.momentum, alpha=self.algorithm.slow_lr)
         yield WriteParameters(self.anchor)
 
-    def end_step(self, request: EndStep, inner: State | None) -> EndStep:
-        """The end of a step with this state and that of the inner algorithm; None: its next block begins without one."""
-        kind: Any = self.algorithm.requires.state
-        own = dict.fromkeys(_names(self.algorithm.inner.requires.state)) if inner is None else fields_of(inner)
-        slow = {"slow_anchor": self.anchor, "slow_momentum": self.momentum, "between_blocks": inner is None}
-        return replace(request, state=kind(**own, **slow))
+
+def _earlier(num_steps: int | None, end: int) -> int | None:
+    """The end of a block's program. If the caller ends the loop, the program must not expect the block's end either."""
+    return None if num_steps is None else min(num_steps, end)
 
 
-def _earlier(num_steps: int | None, end: int) -> int:
-    return end if num_steps is None else min(num_steps, end)
-
-
-def _names(kind: type[State] | None) -> list[str]:
-    return [] if kind is None else [item.name for item in fields(kind)]
-
-
-@cache
-def _state_kind(inner: type[State] | None) -> type[State]:
-    """The class of the state of both algorithms. Where the inner one has none, its fields are None."""
-    own = [("slow_anchor", Tensor), ("slow_momentum", Tensor), ("between_blocks", bool)]
-    name = f"SlowMo{'State' if inner is None else inner.__name__}"
-    return make_dataclass(name, own, bases=(State if inner is None else inner,), frozen=True, kw_only=True)
+def _unused(end: EndStep) -> State | None:
+    """This rank's gradients that are in no sum, copied: the inner algorithm's program ends and frees them."""
+    unused = None if end.state is None else end.state.unused(end.step)
+    return map_leaves(unused, lambda leaf: leaf.copy() if isinstance(leaf, Gradient) else leaf)

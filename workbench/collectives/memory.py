@@ -1,4 +1,4 @@
-"""What collectives keep from step to step in `Context.memory`, and what of it stays valid when the ranks change.
+"""What collectives and algorithms keep from step to step in `Context.memory`, and what of it stays valid when the ranks change.
 
 Residuals are in units of the applied mean: a sum S of shares of total weight W is applied as S / W. A rank sends C(v)
 of v = g + a e, where the share a is the expected W. The summed tail contains W. Then
@@ -27,7 +27,8 @@ from workbench.program import LANE_PREFIX, Context
 ONCE_RESIDUAL, LOW_RANK_RESIDUAL = "once.residual", "low-rank.residual"  # the error of this rank's own values
 ONCE_OWNER = "once.owner"  # the codec's error of the sum of this rank's block
 WEIGHT_RATIO = "weight-ratio"  # q: the weight of a sum over this rank's own weight in it
-PER_RANK = (ONCE_RESIDUAL, LOW_RANK_RESIDUAL, ONCE_OWNER, WEIGHT_RATIO)  # different on each rank; other names are equal
+OWN = "own."  # prefix of an algorithm's values that are each rank's own, such as its momentum
+PER_RANK = (ONCE_RESIDUAL, LOW_RANK_RESIDUAL, ONCE_OWNER, WEIGHT_RATIO, OWN)  # values under other names are equal
 # The most that q grows in a sum. e stays bounded if W / w changes by a factor below 43 = Euler's number / this.
 RATIO_GROWTH = 1 / 16
 
@@ -42,7 +43,7 @@ def forget_blocks(memory: MutableMapping[str, Tensor]) -> None:
 
 
 def of_all_ranks(memory: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return what is equal on all ranks, for a rank that joins later: start factors of low-rank sums, and counts."""
+    """Return what is equal on all ranks, for a rank that joins later: start factors of low-rank sums, outer momenta."""
     return {name: value for name, value in memory.items() if not plain_name(name).startswith(PER_RANK)}
 
 

@@ -90,6 +90,7 @@ class Rank:
     seen: list[Tensor] = field(default_factory=list)  # parameters at each EndStep
     out: set[int] = field(default_factory=set)  # ids of the buffers of gradients that are not yet consumed
     discarded: int = 0
+    memory: dict[str, Tensor] = field(default_factory=dict)  # the `Context.memory` of its programs
     alive: list[Any] = field(default_factory=list)
     server: Rank | None = None
 
@@ -212,6 +213,14 @@ class ReferenceRuntime:
 
     # -- running -----------------------------------------------------------------------------------------------
 
+    def continue_from(self, stopped: ReferenceRuntime) -> None:
+        """Take over parameters, optimizer and memory of each rank. Then give `stopped.states` to `run`."""
+        for here, there in zip(self.ranks, stopped.ranks, strict=True):
+            here.parameters.copy_(there.parameters)
+            here.velocity.copy_(there.velocity)
+            here.updates[:] = there.updates
+            here.memory = {name: value.clone() for name, value in there.memory.items()}
+
     def run(
         self,
         num_steps: int,
@@ -222,7 +231,8 @@ class ReferenceRuntime:
     ) -> ReferenceRuntime:
         """Run every program to its end, or to its first `EndStep` from step `stop_after` on.
 
-        After `stop_after`, `states` holds each rank's state: give it to another runtime as `resumed`.
+        After `stop_after`, `states` holds each rank's state: give it to another runtime as `resumed`, after
+        `continue_from`.
 
         Raises:
             AssertionError: deadlock, with the request that each rank waits for.
@@ -233,6 +243,7 @@ class ReferenceRuntime:
             ctx = Context(
                 rank, len(self.ranks), first_step=first_step, num_steps=num_steps, layout=state.layout, seed=self.seed
             )
+            ctx.memory = state.memory
             ctx.resumed = None if resumed is None else complete(resumed[rank])
             self.processes.append(Process(rank, lower(ctx, self.algorithm.worker(ctx)), 0, 0.0, None))
         while self.processes:

@@ -11,6 +11,7 @@ from typing import Any
 
 from torch import Tensor
 
+from workbench.collectives.memory import of_all_ranks
 from workbench.errors import ConfigError, WorkbenchError
 from workbench.problems.loading import ENDLESS
 from workbench.program import Algorithm, Context
@@ -234,8 +235,8 @@ def _facts_of(saved: dict[str, Any], algorithm: Algorithm, buffers: set[str]) ->
         own = f"ranks of {type(algorithm).__name__} are at different steps"
     elif holds_state(saved["program"]):
         own = f"{type(algorithm).__name__} keeps gradients, sums or parameters of each rank between steps"
-    elif saved["memory"]:
-        own = "a codec keeps a residual on each rank"
+    elif saved["memory"].keys() - of_all_ranks(saved["memory"]).keys():
+        own = "a codec keeps a residual on each rank, or the algorithm a momentum"
     replica = saved["replica"]
     parameters = {name: value for name, value in replica["model"].items() if name not in buffers}
     rest = {name: replica[name] for name in ("optimizer", "schedule", "updates", "loss_scale")}
