@@ -72,7 +72,7 @@ class Settings:
             rank's own. Refused if no rank has one (servers), or if it is a direction (`SignSGD`): see
             `program.Update`.
         ema_decay: evaluate an exponential moving average of the parameters with this decay for each update (0.9999,
-            for example); None: no average.
+            for example), over the parameters at the end of each step; None: no average.
         num_micro: micro-batches in a step; their gradients accumulate before they are sent.
         precision: "fp32", or "bf16" / "fp16" for automatic mixed precision (fp16 with dynamic loss scaling; with
             parameter servers each worker has its own scale).

@@ -12,17 +12,23 @@ from torch.nn.functional import cross_entropy
 from tests.laws import tiny
 from tests.laws.reference import serial
 from tests.laws.test_features import initial
-from tests.laws.train import on_all_runtimes, train
-from tests.laws.variants import name_of
+from tests.laws.train import by_turns, on_all_runtimes, train
+from tests.laws.variants import in_step, name_of, variants
 from workbench.algorithms import (
     DPSGD,
+    SPARTA,
     ApplyOrder,
     AsyncSGD,
     BackupSGD,
     DeAR,
+    DiLoCo,
+    FedAvg,
     LayerwiseSGD,
     LocalSGD,
+    NoLoCo,
     PipeSGD,
+    SlowMo,
+    StreamingDiLoCo,
     SynchronousSGD,
 )
 from workbench.problems.base import Problem
@@ -80,7 +86,7 @@ def test_an_average_of_the_synchronous_updates(algorithm: Algorithm, runtime: st
 
 
 @on_all_runtimes
-@pytest.mark.parametrize("algorithm", [LocalSGD(every=3), DPSGD(overlap=False)], ids=name_of)
+@pytest.mark.parametrize("algorithm", [LocalSGD(every=3), DPSGD()], ids=name_of)
 def test_replicas_that_differ_are_evaluated_at_the_mean_of_their_averages(algorithm: Algorithm, runtime: str) -> None:
     """It is the average of their mean parameters: communication keeps their mean, and an average is linear."""
     found = train(runtime, 3, algorithm, tiny.problem(), HOW)
@@ -88,6 +94,38 @@ def test_replicas_that_differ_are_evaluated_at_the_mean_of_their_averages(algori
     last = found.run.evaluations()[-1]
     assert last["test_loss"] == pytest.approx(loss_of_average(tiny.problem(), means), rel=1e-9)
     assert last["consensus_distance"] > 1e-3, "the averages differ, though the parameters are equal at the end"
+
+
+WHOLE = [item for item in in_step(variants()) if not item.max_staleness and not isinstance(item, DeAR)]
+WRITTEN = [DiLoCo(every=2), SlowMo(every=2), NoLoCo(every=2), StreamingDiLoCo(every=2), FedAvg(every=2), SPARTA()]
+
+
+def check_average_of_ends(algorithm: Algorithm, runtime: str) -> None:
+    """The test loss at the average, over ranks and steps, of the parameters as they are at each step's end."""
+    found = train(runtime, 3, algorithm, tiny.problem(), HOW)
+    means = [torch.stack(replicas).mean(0) for replicas in zip(*found.parameters, strict=True)][:STEPS]
+    last = found.run.evaluations()[-1]
+    assert last["test_loss"] == pytest.approx(loss_of_average(tiny.problem(), means), rel=1e-9), name_of(algorithm)
+
+
+def test_an_average_has_what_algorithms_write_after_an_update() -> None:
+    """The mean of ranks, an outer step, a slow step. `DeAR` ends a step before its update."""
+    for algorithm in WHOLE:
+        if not algorithm.depends_on_timing:
+            check_average_of_ends(algorithm, "simulated")
+
+
+@by_turns(WRITTEN, turn=0)
+def test_an_average_has_it_on_real_ranks(algorithm: Algorithm, runtime: str) -> None:
+    check_average_of_ends(algorithm, runtime)
+
+
+@on_all_runtimes
+def test_an_update_in_flight_at_the_end_is_in_the_average(runtime: str) -> None:
+    """It has no step of its own."""
+    problem = tiny.problem()
+    updates = serial(problem, HOW, 3, delay=1)[1:]
+    assert evaluated(runtime, 3, PipeSGD(width=2)) == pytest.approx(loss_of_average(problem, updates), rel=1e-9)
 
 
 @on_all_runtimes

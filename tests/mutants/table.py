@@ -1402,8 +1402,8 @@ MUTANTS: tuple[Mutant, ...] = (
     _M(
         "server-copy-average-early",
         "replica/server_copy.py",
-        "        if self.average is not None:\n            self.average.update()",
-        "        if self.average is not None and staleness:\n            self.average.update()",
+        "        if self.average is not None:\n            self.average.note_update()",
+        "        if self.average is not None and staleness:\n            self.average.note_update()",
         "the server's moving average skips fresh updates",
         (("tests/laws/test_averages.py", "-k", f"simulated and {CHEAP}"),),
     ),

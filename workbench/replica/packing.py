@@ -45,18 +45,35 @@ def unpack(packed: Gradient, parameters: Sequence[Tensor]) -> int:
 class Average:
     """Exponential moving average of parameters, for evaluation: a[t] = decay a[t-1] + (1 - decay) w[t] for each update.
 
+    w[t] are the parameters at the end of the step with update t, so they include what an algorithm writes after the
+    optimizer, such as a mean over ranks or an outer step. If another update comes first, because a step has several, or
+    if the run ends, they are the parameters just before that.
+
     Paper: chen2016revisiting, section 2 (decay 0.9999).
     """
 
     def __init__(self, parameters: Sequence[Tensor], decay: float) -> None:
-        self.values = [param.detach().clone() for param in parameters]
+        self._values = [param.detach().clone() for param in parameters]
         self._parameters = parameters
         self._decay = decay
+        self._is_due = False  # an update is not yet in the average
+
+    def note_update(self) -> None:
+        """The parameters were updated. `catch_up` follows at the end of the step."""
+        self._is_due = True
 
     @torch.no_grad()
-    def update(self) -> None:
-        """Advance the average after an update of the parameters."""
-        torch._foreach_lerp_(self.values, [param.detach() for param in self._parameters], 1.0 - self._decay)
+    def catch_up(self) -> None:
+        """Advance the average if an update is not yet in it."""
+        if self._is_due:
+            self._is_due = False
+            torch._foreach_lerp_(self._values, [param.detach() for param in self._parameters], 1.0 - self._decay)
+
+    @property
+    def values(self) -> list[Tensor]:
+        """The average of all updates until now."""
+        self.catch_up()
+        return self._values
 
     def state(self) -> list[Tensor]:
         """Return the state for a checkpoint."""
@@ -64,4 +81,5 @@ class Average:
 
     def load(self, state: Any) -> None:
         """Restore `state()`."""
-        torch._foreach_copy_(self.values, list(state))
+        torch._foreach_copy_(self._values, list(state))
+        self._is_due = False

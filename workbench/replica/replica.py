@@ -353,6 +353,8 @@ class Replica:
         """
         owner = gradient if gradient.bucket is None else gradient.owner
         assert owner is not None
+        if self.average is not None:
+            self.average.catch_up()
         pieces = self.layout.buckets if gradient.bucket is None else (self.layout.buckets[gradient.bucket],)
         staleness = max(self.updates[piece.index] for piece in pieces) - gradient.version
         tails = [self._read_tail(gradient, piece) for piece in pieces]
@@ -399,7 +401,12 @@ class Replica:
             self.discard(owner)
             self.optimizer_wrapper.advance_schedule()
             if self.average is not None:
-                self.average.update()
+                self.average.note_update()
+
+    def end_step(self) -> None:
+        """The algorithm has ended a step: it writes no more parameters of it."""
+        if self.average is not None:
+            self.average.catch_up()
 
     def show_gradients(self) -> None:
         """Set each parameter's `.grad` to the gradient of its last update."""
@@ -471,7 +478,7 @@ class Replica:
         return self._server_copy is not None
 
     def keep_average(self, decay: float) -> None:
-        """Keep an exponential moving average of the parameters from here on; it advances at each update."""
+        """Keep an exponential moving average of the parameters from here on; it advances once for each update."""
         self.average = Average(self._parameters, decay)
 
     @property

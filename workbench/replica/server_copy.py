@@ -124,7 +124,8 @@ class ServerCopy:
         for param in touched:
             param.grad = None
         if self.average is not None:
-            self.average.update()
+            self.average.note_update()
+            self.average.catch_up()
         return staleness
 
     def pack(self, bucket: int | None) -> Gradient:

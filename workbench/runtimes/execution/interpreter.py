@@ -130,6 +130,7 @@ class Interpreter(Caller):
                     request = program.send(answer)
         except StopIteration:
             return None
+        self.replica.end_step()
         return request
 
     def answer(self, request: Request, caller: Caller | None = None) -> Any:

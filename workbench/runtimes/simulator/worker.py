@@ -119,6 +119,7 @@ class SimWorker:
         step = self.last_step = end.step
         self.last_end = end
         if self._worker is not None:
+            self._worker.replica.end_step()
             numbers = (step, now_s, self.bytes_sent, self._staleness, self._loss, self._worker.gradient_reports())
             self.recorder.metrics(self._worker.metrics(*numbers, dropped=end.dropped))
             self._staleness = None

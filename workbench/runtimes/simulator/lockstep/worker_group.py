@@ -182,6 +182,7 @@ class WorkerGroup:
         }
         row = {**row, "loss": None, "num_samples": 0, "lr": None}
         if self._worker is not None:
+            self._worker.replica.end_step()
             self._collect_losses(self._worker, step)
             row = {**self._worker.row(step, 0.0, 0.0, self._staleness), "loss": self._mean_loss(step)}
         if len(self.recorders) == self.num_workers:
