@@ -158,12 +158,18 @@ class LocalTraining:
             values = replica.average.values if replica.average else [param.detach() for param in replica.parameters]
         return torch.cat([value.reshape(-1).to(replica.layout.dtype) for value in values])
 
-    def weights(self) -> dict[str, State]:
-        """Return file -> the model's weights, and their moving average if it is kept."""
+    def weights(self, parameters: Tensor | None = None, average: Tensor | None = None) -> dict[str, State]:
+        """Return file -> the model's weights, and their moving average if it is kept.
+
+        Args:
+            parameters, average: these instead of the replica's, flat, if evaluations take others, such as the mean of
+                replicas that differ.
+        """
         replica = self.replica
-        found = {WEIGHTS: state_of(replica.model)}
+        found = {WEIGHTS: state_of(replica.model, replica.parameters if parameters is not None else (), parameters)}
         if self.settings.ema_decay is not None:
-            found[AVERAGED] = state_of(replica.model, replica.parameters, self.evaluated_parameters())
+            average = self.evaluated_parameters() if average is None else average
+            found[AVERAGED] = state_of(replica.model, replica.parameters, average)
         return found
 
     def snapshot(self) -> tuple[Tensor, list[Tensor]]:
@@ -462,11 +468,16 @@ def trace_note(settings: Settings, num_steps: int) -> list[str]:
 
 
 def _describe_evaluated(algorithm: Algorithm) -> str:
-    """Return whose parameters are evaluated, if replicas differ between steps; "" if all are equal."""
+    """Return whose parameters are evaluated, if replicas differ between steps; "" if all are equal.
+
+    Only ranks that end a step together evaluate their mean (`decide`).
+    """
     if algorithm.requires.servers:
         return "the servers' parameters"
     if algorithm.replicas == Replicas.NEVER:
         return "rank 0's replica alone"
+    if algorithm.asynchronous:
+        return "rank 0's replica"
     return "the mean of all replicas" if algorithm.replicas == Replicas.AT_END else ""
 
 

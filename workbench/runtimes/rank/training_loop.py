@@ -61,7 +61,7 @@ from workbench.runtimes.transport.base import Deadline, offset_to_rank0
 from workbench.runtimes.transport.measure_link import measure_link
 from workbench.trace.recorder import Recorder
 from workbench.trace.store import read_info, update_run
-from workbench.trace.weights import write_weights
+from workbench.trace.weights import State, write_weights
 
 NEW_COMMANDS = 1  # message of asynchronous ranks to each other: there are new commands
 
@@ -398,21 +398,30 @@ class TrainingLoop:
     def _evaluated(self) -> tuple[Tensor, dict[str, Any]]:
         """Return the parameters to evaluate, equal on all ranks, and this replica's distance from them.
 
-        Where replicas differ between steps, the parameters are their mean. Where they never become equal, they are rank
-        0's replica, as in the simulator; then no distance is recorded.
+        Where replicas are equal after every step, or never, no distance is recorded.
         """
         own = self._worker.evaluated_parameters()
+        parameters = self._common(own)
+        has_mean = self._algorithm.replicas == Replicas.AT_END and self._transport.num_workers > 1
+        return parameters, distance_from_mean([own], parameters) if has_mean else {}
+
+    def _common(self, own: Tensor) -> Tensor:
+        """Return what stands for this value of every rank: parameters, or their moving average. All ranks call it.
+
+        Where replicas differ between steps, it is their mean. Where they never become equal, it is rank 0's, as in the
+        simulator.
+        """
         replicas, transport = self._algorithm.replicas, self._transport
         if replicas.equal_parameters or transport.num_workers == 1:
-            return own, {}
+            return own
         deadline = self._interpreter.clock.deadline("all ranks to evaluate")
-        parameters = own.clone()
+        common = own.clone()
         if replicas == Replicas.NEVER:
-            transport.broadcast(parameters, 0, deadline)
-            return parameters, {}
-        transport.all_reduce(parameters, deadline)
-        parameters /= transport.num_workers
-        return parameters, distance_from_mean([own], parameters)
+            transport.broadcast(common, 0, deadline)
+        else:
+            transport.all_reduce(common, deadline)
+            common /= transport.num_workers
+        return common
 
     def _report_late_passes(self) -> None:
         """Note in the run's record if the compute of ranks took longer than the slept time. All ranks call it."""
@@ -426,9 +435,19 @@ class TrainingLoop:
             if late.loud:
                 warnings.warn(late.note, RuntimeWarning, stacklevel=2)
 
+    def _common_weights(self, *, stopped: bool) -> dict[str, State]:
+        """Return the weights of ranks in step. At the end of a run their parameters are equal, but not their averages."""
+        replica, average = self._replica, None
+        parameters = self._common(replica.read_parameters()) if stopped else None
+        if replica.average is not None:
+            average = self._common(self._worker.evaluated_parameters())
+        return self._worker.weights(parameters, average)
+
     def _write_result(self, last: int, seconds: float, *, stopped: bool) -> None:
+        """Write the model that was evaluated, or would be, and how the run has ended. All ranks call it."""
+        weights = self._worker.weights() if self._evaluations is not None else self._common_weights(stopped=stopped)
         if self._transport.rank != 0:
             return
-        write_weights(self._folder, self._worker.weights())
+        write_weights(self._folder, weights)
         status = "stopped" if stopped else "finished"
         update_run(self._folder, status=status, result={"steps": last + 1, "seconds": seconds, "last_step": last})

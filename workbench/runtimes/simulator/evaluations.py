@@ -19,6 +19,7 @@ from workbench.replica.local_training import distance_from_mean
 from workbench.runtimes.execution.evaluation_schedule import EvaluationSchedule
 from workbench.runtimes.simulator.state import SimCluster
 from workbench.runtimes.simulator.worker import SimWorker
+from workbench.trace.weights import State
 
 
 @final
@@ -96,6 +97,21 @@ class SimEvaluations:
         else:  # rank 0's average, if workers are evaluated at different times
             self._evaluate(last, seconds, parameters)
 
+    def weights(self, *, stopped: bool) -> dict[str, State] | None:
+        """Return the weights that an evaluation at the end uses, by file; None if only the timing is simulated.
+
+        Replicas of ranks in step that differ are averaged. At the end of a run their parameters are equal, but not their
+        moving averages.
+        """
+        first, algorithm = self._workers[0], self._algorithm
+        if not first.has_values or algorithm.asynchronous or algorithm.replicas != Replicas.AT_END:
+            return first.weights()
+        replicas, average = [worker.trained for worker in self._workers], None
+        parameters = _mean([replica.read_parameters() for replica in replicas]) if stopped else None
+        if first.trained.average is not None:
+            average = _mean([value for worker in self._workers if (value := worker.evaluated_parameters()) is not None])
+        return first.weights(parameters, average)
+
     def _after_run_of_servers(self, seconds: float, parameters: Tensor) -> None:
         """Evaluate the last step, and the steps that no update of a server has completed."""
         first = self._workers[0]
@@ -116,7 +132,7 @@ class SimEvaluations:
 
     def _evaluate_mean(self, step: int, now_s: float, replicas: list[Tensor]) -> None:
         """Evaluate at the mean of replicas that differ, and record how far they are from it."""
-        mean = torch.stack(replicas).mean(0)
+        mean = _mean(replicas)
         self._evaluate(step, now_s, mean, self._distance(replicas, mean))
 
     @staticmethod
@@ -130,3 +146,7 @@ class SimEvaluations:
         if parameters is not None:
             bytes_sent = sum(int(worker.bytes_sent) for worker in self._workers)
             self._workers[0].evaluate(step, now_s, parameters, bytes_sent, distance or {})
+
+
+def _mean(replicas: Sequence[Tensor]) -> Tensor:
+    return torch.stack([*replicas]).mean(0)

@@ -192,7 +192,8 @@ class Simulation:
                     self.checkpoints.keep(worker, worker.last_end, None)
             if self._asynchronous or not self._stopped:
                 self._evaluations.after_run(self.seconds, stopped=self._stopped)
-        return Run.from_memory(self._info(), [worker.recorder for worker in self.workers], self.workers[0].weights())
+        weights = self._evaluations.weights(stopped=self._stopped)
+        return Run.from_memory(self._info(), [worker.recorder for worker in self.workers], weights)
 
     @property
     def _stopped(self) -> bool:

@@ -154,9 +154,9 @@ class SimWorker:
         assert self._worker is not None
         return self._worker.join_shards(parts)
 
-    def weights(self) -> dict[str, State] | None:
-        """Return the trained weights, by file; None if only the timing is simulated."""
-        return None if self._worker is None else self._worker.weights()
+    def weights(self, parameters: Tensor | None = None, average: Tensor | None = None) -> dict[str, State] | None:
+        """Return the trained weights, by file; None if only the timing is simulated. See `LocalTraining.weights`."""
+        return None if self._worker is None else self._worker.weights(parameters, average)
 
     def evaluate(
         self, step: int, now_s: float, parameters: Tensor, bytes_sent: int, distance: Mapping[str, Any]
