@@ -59,7 +59,9 @@ from workbench.problems.base import Problem, Sampler
 from workbench.problems.loading import fetch
 from workbench.program import Algorithm, Context, Update, replace_requests
 from workbench.rng import derive_seed
+from workbench.runtimes.control.reconfigure import changed
 from workbench.runtimes.simulator.simulation import Simulation
+from workbench.runtimes.user_loop.trainer import Trainer
 from workbench.settings import Settings
 
 STEPS, P, BATCH, LR = 7, 3, 4, 0.05
@@ -419,6 +421,32 @@ REFUSED: dict[str, set[str]] = {
     Update.SERVED: {"clip_norm"},
     Update.DIRECTION: {"clip_norm"},
 }
+
+
+@pytest.mark.parametrize("algorithm", [algorithm for algorithm, *_ in RULES], ids=name_of)
+def test_a_loop_of_the_users_refuses_the_same(algorithm: Algorithm) -> None:
+    """`wb.Trainer`, in a process of its own. What it takes, it clips as a plain loop does."""
+    model = tiny.mlp()
+    x, y = tiny.data()
+    before = [param.detach().clone() for param in model.parameters()]
+    optimizer = torch.optim.SGD(model.parameters(), lr=LR)
+
+    def train_one() -> None:
+        with Trainer(model, optimizer, algorithm, clip_norm=0.1) as trainer:
+            trainer.step(lambda: nn.functional.cross_entropy(model(x), y))
+
+    if "clip_norm" in REFUSED.get(kind_of(algorithm), ()):
+        with pytest.raises(ConfigError, match=r"clip_norm.*(use |set |leave it out)"):
+            train_one()
+        return
+    train_one()
+    moved = torch.cat([(param - old).reshape(-1) for param, old in zip(model.parameters(), before, strict=True)])
+    assert float(moved.detach().norm()) == pytest.approx(0.1 * LR, rel=1e-4)
+
+
+def test_a_run_cannot_turn_its_updates_into_directions() -> None:
+    with pytest.raises(ConfigError, match="how they are applied"):
+        changed(DeMo(sign=False), {"sign": True}, P)
 
 
 @final

@@ -78,8 +78,9 @@ def changed(
 
 
 def _laid_out(algorithm: Algorithm, num_ranks: int) -> tuple[Any, ...]:
-    """Return what is fixed when ranks begin: the layout of gradients, how they are applied, and by which ranks."""
-    return algorithm.requires.buckets, algorithm.requires.servers, algorithm.asynchronous, algorithm.roles(num_ranks)
+    """Return what is fixed when ranks begin: the layout of gradients, what is applied, how, and by which ranks."""
+    requires = algorithm.requires
+    return requires.buckets, requires.servers, algorithm.update, algorithm.asynchronous, algorithm.roles(num_ranks)
 
 
 def encoded(algorithm: Algorithm | None, changes: dict[str, Any]) -> dict[str, Any]:
