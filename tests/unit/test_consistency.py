@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -146,3 +147,28 @@ def test_the_digest_is_of_every_module(file: str, tmp_path: Path, monkeypatch: p
     assert package_digest.__wrapped__() == (before := package_digest())
     (tmp_path / "workbench" / file).write_text("# another text\n")
     assert package_digest.__wrapped__() != before
+
+
+class Shuffles(torch.utils.data.Sampler[int]):
+    """An order for each epoch, from a generator that each process seeds on its own, or from torch's."""
+
+    def __init__(self, own: torch.Generator | None = None) -> None:
+        self.own = own
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(torch.randperm(23, generator=self.own).tolist())
+
+    def __len__(self) -> int:
+        return 23
+
+
+@pytest.mark.parametrize(("own", "differs"), [(True, True), (False, False)])
+def test_an_order_that_each_rank_draws_for_itself_is_found(own: bool, differs: bool) -> None:
+    everyone = []
+    for rank in range(2):
+        sampler = Shuffles(torch.Generator().manual_seed(rank) if own else None)
+        problem = tiny.problem(train=torch.utils.data.DataLoader(TensorDataset(*tiny.data()), sampler=sampler))
+        data = (problem.train_source(), problem.test_source())
+        layout = build_layout(trainable(tiny.mlp()))
+        everyone.append(facts_of_run(SynchronousSGD(), problem, Settings(steps=1), layout, data))
+    assert list(compare(everyone)) == (["order of the samples"] if differs else [])

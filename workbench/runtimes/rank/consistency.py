@@ -33,6 +33,9 @@ FIXES = {
     "Python": "Install the same version on every rank",
     "samples": "Give every rank the same data; the sampler deals them out (problems.shards: a shard for each)",
 }
+FIXES["order of the samples"] = (
+    "Let the sampler draw from the global generator of torch, NumPy or Python, which each rank seeds equally"
+)
 FIXES |= dict.fromkeys(("training data", "test data"), FIXES["samples"])
 MAX_NAMED = 4
 
