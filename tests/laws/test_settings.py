@@ -97,6 +97,7 @@ class PlainRanks:
         self.schedules = [None if how.schedule is None else how.schedule(one) for one in self.optimizers]
         self.scales = [2.0**16] * num_ranks
         self.leaves_out_overflow = False  # each rank its own, as with servers: no rank sees the sum
+        self.updates: list[Tensor] = []  # rank 0's parameters after each of its updates
         self.sampler = Sampler(problem.num_samples(), BATCH, num_ranks, how.seed)
 
     def gradient(self, rank: int, step: int) -> list[Tensor] | None:
@@ -136,6 +137,8 @@ class PlainRanks:
         schedule = self.schedules[rank]
         if schedule is not None:
             schedule.step()
+        if rank == 0:
+            self.updates.append(self.flat())
 
     def average(self, counts: list[int] | None = None, anchor: Tensor | None = None) -> None:
         """Set all ranks' parameters to their mean, by these weights; to the anchor if all weights are 0."""
@@ -421,6 +424,27 @@ REFUSED: dict[str, set[str]] = {
     Update.SERVED: {"clip_norm"},
     Update.DIRECTION: {"clip_norm"},
 }
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "num_ranks", "rule"),
+    [row for row in RULES if row[0].update != Update.OWN],
+    ids=[name_of(algorithm) for algorithm, *_ in RULES if algorithm.update != Update.OWN],
+)
+def test_the_moving_average_is_over_all_updates(algorithm: Algorithm, num_ranks: int, rule: Rule) -> None:
+    """a <- 0.7 a + 0.3 w after each update; it is what the last evaluation evaluates."""
+    problem, how = tiny.problem(num_samples=24), settings(optimizer=sgd, ema_decay=0.7)
+    ranks = PlainRanks(problem, how, num_ranks)
+    average = ranks.flat()
+    rule(ranks)
+    for parameters in ranks.updates:
+        average = 0.7 * average + 0.3 * parameters
+    model = tiny.mlp()
+    nn.utils.vector_to_parameters(average, model.parameters())
+    x, y = tiny.data(9, seed=1)
+    expected = float(nn.functional.cross_entropy(model(x), y).detach())
+    found = train("simulated", num_ranks, algorithm, problem, how).run.evaluations()[-1]["test_loss"]
+    assert found == pytest.approx(expected, rel=1e-6)
 
 
 @pytest.mark.parametrize("algorithm", [algorithm for algorithm, *_ in RULES], ids=name_of)

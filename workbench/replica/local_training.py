@@ -209,11 +209,11 @@ class LocalTraining:
 
     def _sums(self, model: nn.Module, share: int, num_shares: int) -> dict[str, Any]:
         assert self._test is not None
-        sums: dict[str, Any] = {"loss_sum": 0.0, "loss_weight": 0.0, "correct": None, "judged": None, "count": 0}
-        sums["shares"] = num_shares
+        sums = {**_no_sums(), "shares": num_shares}
         measured = Measurement(self.problem.named_metrics(), whole_batch=self.problem.whole_batch)
         for read, number in self._test.batches(EVALUATION_BATCH, share, num_shares):
-            self._judge(model, to_device(read, self.device), number, sums, measured)
+            batch = to_device(read, self.device)
+            self._add(sums, measured, model, batch, number, self.problem.batch_loss(model, batch))
         if share == 0 and not sums["count"]:
             raise ConfigError(NO_SAMPLES)
         if self.problem.metrics:
@@ -224,15 +224,16 @@ class LocalTraining:
             sums["metrics"] = measured.sums(states=first)
         return sums
 
-    def _judge(self, model: nn.Module, batch: Batch, number: int, sums: dict[str, Any], measured: Measurement) -> None:
-        """Add a test batch to the sums and the metrics."""
-        problem = self.problem
-        measured.add(model, batch, number)
-        loss, weight = float(problem.batch_loss(model, batch)), problem.weight_of(batch, number)
+    def _add(
+        self, sums: dict[str, Any], measured: Measurement, model: nn.Module, batch: Batch, number: int, loss: Tensor
+    ) -> None:
+        """Add a test batch and its mean loss to the sums and the metrics."""
+        problem, weight = self.problem, self.problem.weight_of(batch, number)
         if weight:  # else the loss is 0 / 0
-            sums["loss_sum"] += loss * weight
+            sums["loss_sum"] += float(loss) * weight
             sums["loss_weight"] += weight
         sums["count"] += number
+        measured.add(model, batch, number)
         if problem.correct is not None:
             correct, judged = problem.count_correct(model, batch)
             sums["correct"] = (sums["correct"] or 0) + int(correct)
@@ -255,11 +256,10 @@ class LocalTraining:
             if not number:
                 raise ConfigError(NO_SAMPLES)
             batch = to_device(read, self.device)
-            self.problem.first_loss(model, batch)
+            loss = self.problem.first_loss(model, batch)
             with self.problem.naming(batch):
                 measured = Measurement(self.problem.named_metrics(), whole_batch=self.problem.whole_batch)
-                sums = {"loss_sum": 0.0, "loss_weight": 0.0, "correct": None, "judged": None, "count": 0}
-                self._judge(model, batch, number, sums, measured)
+                self._add(_no_sums(), measured, model, batch, number, loss)
                 if measured.has_states:
                     measured.add_to_states(model, batch)
                     measured.check_states()
@@ -311,6 +311,11 @@ class LocalTraining:
             "num_samples": self.sampler.share_size(step, self.rank),
             "lr": self._lr(),
         }
+
+
+def _no_sums() -> dict[str, Any]:
+    """Return the sums of an evaluation without samples."""
+    return {"loss_sum": 0.0, "loss_weight": 0.0, "correct": None, "judged": None, "count": 0}
 
 
 def _seed_generators(seed: int, device: torch.device) -> None:
