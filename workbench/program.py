@@ -332,6 +332,23 @@ class Algorithm(ABC):
         """Bytes that a rank sends in each step; None if that depends on the step or on chance."""
         return None
 
+    @property
+    def period(self) -> int:
+        """Number of steps from one communication to the next; 1 also if it is not known."""
+        return 1
+
+    def messages_per_step(self, num_ranks: int, num_buckets: int) -> float | None:
+        """Messages that a rank sends itself in a step with communication, on average over ranks, roughly.
+
+        The library's own sums are none. None: it is not known, and predictions count them in a short simulation.
+        """
+        return None
+
+    @property
+    def codec(self) -> Any:
+        """The codec of its collective; None without one."""
+        return None
+
 
 def can_lose(algorithm: Algorithm, rank: int, num_ranks: int) -> bool:
     """Return True if the other ranks continue unchanged when that rank's process ends.

@@ -57,6 +57,10 @@ class LocalSGD(CollectiveAlgorithm):
             )
 
     @property
+    def period(self) -> int:
+        return self.every
+
+    @property
     def update(self) -> Update:
         return Update.OWN
 

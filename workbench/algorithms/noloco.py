@@ -76,6 +76,10 @@ class NoLoCo(GossipAlgorithm):
             raise ConfigError(f"outer_momentum={self.outer_momentum!r}: give a number from 0 to below 1")
 
     @property
+    def period(self) -> int:
+        return self.every
+
+    @property
     def requires(self) -> Requirements:
         return Requirements(state=NoLoCoState)
 

@@ -62,6 +62,10 @@ class OuterAlgorithm(CollectiveAlgorithm, ABC):
             raise ConfigError(f"outer_momentum={self.outer_momentum!r}: give a number from 0 to below 1")
 
     @property
+    def period(self) -> int:
+        return self.every
+
+    @property
     def update(self) -> Update:
         return Update.OWN
 

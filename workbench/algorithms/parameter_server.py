@@ -117,6 +117,9 @@ class ServerAlgorithm(Algorithm, ABC):
         """Return the rank that serves a shard."""
         return num_ranks - self.shards + shard if self.dedicated else shard % num_ranks
 
+    def messages_per_step(self, num_ranks: int, num_buckets: int) -> float | None:
+        return 2.0 * self.shards
+
     def bytes_per_step(self, rank: int, num_ranks: int, layout: Layout) -> float | None:
         """Return the bytes of this rank's pushes, and of its servers' replies. Messages to itself do not count."""
         workers, total = self.roles(num_ranks).num_computing, 0.0

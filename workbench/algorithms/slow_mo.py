@@ -94,6 +94,17 @@ class SlowMo(Algorithm):
         return self.inner.requires
 
     @property
+    def period(self) -> int:
+        return self.every
+
+    @property
+    def codec(self) -> Any:
+        return self.inner.codec
+
+    def messages_per_step(self, num_ranks: int, num_buckets: int) -> float | None:
+        return self.inner.messages_per_step(num_ranks, num_buckets)
+
+    @property
     def update(self) -> Update:
         return self.inner.update
 

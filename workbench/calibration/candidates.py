@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from workbench.algorithms import BackupSGD, DeAR, LayerwiseSGD, PipeSGD, SynchronousSGD
-from workbench.calibration.effective import Setting, codec_of, effective_costs, sends_messages
+from workbench.calibration.effective import Setting, codec_of, effective_costs
 from workbench.calibration.model import Calibration
 from workbench.codecs import Linear8, Truncate16
 from workbench.collectives import Collective, Native, Ring
@@ -110,6 +110,6 @@ def describe(algorithm: Algorithm, setting: Setting) -> dict[str, object]:
         "codec": codec_of(algorithm),
         "backups": getattr(algorithm, "backups", None),
         "shards": getattr(algorithm, "shards", None),
-        "messages": sends_messages(algorithm),
+        "messages": algorithm.messages_per_step(setting.workers, 1) != 0,
         "workers": setting.workers,
     }

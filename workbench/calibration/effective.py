@@ -9,7 +9,6 @@ from typing import Any, Literal, final
 from workbench import costs
 from workbench.calibration.cores import LOCAL, Slowness
 from workbench.calibration.model import Calibration
-from workbench.collectives import Native
 from workbench.costs import Compute, Network
 from workbench.errors import ConfigError
 from workbench.gradients import build_layout, trainable
@@ -122,36 +121,37 @@ def effective_costs(
         slow: slowdown of each kind of work by shared cores; None: the result of `core_slowdown`.
     """
     compute = calibration.compute()
-    network = calibration.network(
-        setting.line_bytes_per_s, setting.latency_s, messages=sends_messages(algorithm), codec=codec_of(algorithm)
-    )
+    network = calibration.network(setting.line_bytes_per_s, setting.latency_s, codec=codec_of(algorithm))
     if setting.cores is None:
         return compute, network
-    slow = slow or core_slowdown(calibration, algorithm, setting)
+    slow = slow or core_slowdown(calibration, setting)
     scaled = {name: getattr(compute, name) * slow.compute for name in ("forward_s", "backward_s", "update_s")}
     local = {
         name: getattr(network, name) * slow.local
         for name in ("sum_s_per_byte", "encode_s_per_byte", "decode_s_per_byte")
     }
     rate = network.bandwidth_bytes_per_s / slow.wire
-    latency_s = (network.latency_s - setting.latency_s) * slow.hop + setting.latency_s
-    return replace(compute, **scaled), replace(network, bandwidth_bytes_per_s=rate, latency_s=latency_s, **local)
+    latencies = {
+        name: (getattr(network, name) - setting.latency_s) * slow.hop + setting.latency_s
+        for name in ("latency_s", "library_latency_s")
+    }
+    return replace(compute, **scaled), replace(network, bandwidth_bytes_per_s=rate, **latencies, **local)
 
 
-def core_slowdown(calibration: Calibration, algorithm: Algorithm, setting: Setting) -> Slowness:
+def core_slowdown(calibration: Calibration, setting: Setting) -> Slowness:
     """Return the slowdown if all ranks do the same work at the same time.
 
     It is at least 1. For compute of p ranks with k threads on c cores it is p k / c.
     """
     workers, cores = setting.workers, setting.cores or setting.workers
     each = max(1.0, workers / cores)
-    wire = max(1.0, workers * wire_part(calibration, algorithm, setting) / cores)
+    wire = max(1.0, workers * wire_part(calibration, setting) / cores)
     return Slowness(compute=max(1.0, workers * calibration.host.threads / cores), local=each, wire=wire)
 
 
-def wire_part(calibration: Calibration, algorithm: Algorithm, setting: Setting) -> float:
+def wire_part(calibration: Calibration, setting: Setting) -> float:
     """Return the part of a core that a rank needs while it sends."""
-    network = calibration.network(setting.line_bytes_per_s, setting.latency_s, messages=sends_messages(algorithm))
+    network = calibration.network(setting.line_bytes_per_s, setting.latency_s)
     return core_s_per_byte(calibration, network) * network.bandwidth_bytes_per_s
 
 
@@ -169,7 +169,7 @@ def core_s(calibration: Calibration, algorithm: Algorithm, setting: Setting, run
     sent = [algorithm.bytes_per_step(rank, setting.workers, layout) or 0.0 for rank in range(setting.workers)]
     table = run.spans.select(kinds=LOCAL).table
     work_s = float((table["end_s"] - table["start_s"]).sum()) / slow.local / len(run.metrics[0]) / setting.workers
-    network = calibration.network(setting.line_bytes_per_s, setting.latency_s, messages=sends_messages(algorithm))
+    network = calibration.network(setting.line_bytes_per_s, setting.latency_s)
     return threads * total + core_s_per_byte(calibration, network) * statistics.fmean(sent) + work_s
 
 
@@ -187,12 +187,6 @@ def core_s_per_byte(calibration: Calibration, network: Network) -> float:
     return calibration.host.cpu_s_per_byte / max(1.0, scale)
 
 
-def sends_messages(algorithm: Algorithm) -> bool:
-    """Return whether an algorithm sends messages itself, and does not call the library's sum."""
-    return algorithm.requires.servers or not isinstance(getattr(algorithm, "collective", Native()), Native)
-
-
 def codec_of(algorithm: Algorithm) -> str | None:
-    """Return the name of the codec of an algorithm's collective."""
-    codec = getattr(getattr(algorithm, "collective", None), "codec", None)
-    return None if codec is None else kebab(type(codec).__name__)
+    """Return the name of an algorithm's codec."""
+    return None if algorithm.codec is None else kebab(type(algorithm.codec).__name__)

@@ -108,8 +108,8 @@ def _fixed_point(scenario: Scenario, *, fair: bool, slow: Slowness | None) -> Si
     if setting.cores is None or setting.workers < 2:
         done, _ = run(None)
         return Simulated(run=done, times=steady_seconds(done, algorithm))
-    all_at_once = core_slowdown(calibration, algorithm, setting)
-    part = wire_part(calibration, algorithm, setting)
+    all_at_once = core_slowdown(calibration, setting)
+    part = wire_part(calibration, setting)
     now = slow or all_at_once
     for number in range(ROUNDS):
         done, network = run(now)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from workbench.calibration.effective import Setting
 from workbench.calibration.model import Calibration
-from workbench.calibration.steady import messages_per_step, period
+from workbench.calibration.steady import messages_per_step
 from workbench.program import Algorithm
 
 LONGEST_HANDLING_S = 1e-3  # a longer latency of a message is one of the wire
@@ -19,4 +19,4 @@ def handling_seconds(calibration: Calibration, algorithm: Algorithm, setting: Se
     if calibration.origin.runtime == "simulated":
         return 0.0
     each_s = min(calibration.line.message_latency_s.value, LONGEST_HANDLING_S)
-    return each_s * messages_per_step(calibration, algorithm, setting) / period(algorithm) / setting.workers
+    return each_s * messages_per_step(calibration, algorithm, setting) / algorithm.period / setting.workers

@@ -70,29 +70,31 @@ class Calibration:
         line_bytes_per_s: float | None = None,
         latency_s: float | None = None,
         *,
-        messages: bool = False,
         codec: str | None = None,
     ) -> Network:
         """Return the measured network, or one with another nominal rate and the same efficiency.
 
+        It has the costs of messages that an algorithm sends itself, and those of the library's own sums, whose additions
+        are part of the time of their bytes. A simulation charges each request by its kind.
+
         Args:
             line_bytes_per_s: nominal rate of the other network; None: the measured one (`line.line_bytes_per_s`).
             latency_s: latency of a message in addition to the measured one.
-            messages: True for an algorithm that sends messages itself, False for the library's own sums.
             codec: the codec whose encoding and decoding are included.
         """
         line = self.line
         rate = 1 / line.s_per_byte.value if line_bytes_per_s is None else line_bytes_per_s * line.efficiency
-        alpha = (line.message_latency_s if messages else line.latency_s).value + (latency_s or 0.0)
         encode, decode = next(((encode, decode) for name, encode, decode in line.codecs if name == codec), (0.0, 0.0))
         return Network(
-            latency_s=alpha,
+            latency_s=line.message_latency_s.value + (latency_s or 0.0),
             bandwidth_bytes_per_s=rate,
-            sum_s_per_byte=line.sum_s_per_byte.value if messages else 0.0,
+            sum_s_per_byte=line.sum_s_per_byte.value,
             encode_s_per_byte=encode,
             decode_s_per_byte=decode,
             fair=self.origin.runtime != "simulated",
             name="calibrated",
+            library_latency_s=line.latency_s.value + (latency_s or 0.0),
+            library_sum_s_per_byte=0.0,
         )
 
     def drawn(self, draw: Mapping[str, float]) -> Calibration:

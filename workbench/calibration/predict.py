@@ -20,7 +20,6 @@ from workbench.calibration.effective import (
     core_slowdown,
     describe_cores,
     make_setting,
-    sends_messages,
 )
 from workbench.calibration.fixed_point import Scenario, Simulated, midmean, simulated, simulated_run
 from workbench.calibration.handling import handling_seconds
@@ -31,7 +30,7 @@ from workbench.calibration.steady import (
     MIN_STEPS,
     affordable_steps,
     messages_per_step,
-    period,
+    more_periods,
     steady_seconds,
     steady_steps,
 )
@@ -203,17 +202,19 @@ def predict_at(
             f"{', '.join(algorithm_names())}"
         )
     asked, steps = steps, affordable_steps(calibration, algorithm, setting, steps)
-    messages = messages_per_step(calibration, algorithm, setting) / period(algorithm)
+    messages = messages_per_step(calibration, algorithm, setting) / algorithm.period
     events = messages if steps <= asked else max(messages, setting.workers)  # of a step; a sum by formula is also one
     heavy = events * steps > MAX_SIMULATED_MESSAGES  # then other draws are scaled, not simulated
     scenario = Scenario(calibration=calibration, algorithm=algorithm, setting=setting, steps=steps, seed=seed)
     found = simulated(scenario)
+    while (periods := more_periods(found.run, algorithm, steps)) is not None:
+        steps = periods
+        scenario = replace(scenario, steps=steps)
+        found = simulated(scenario)
     mean_s, handled_s = found.step_s, handling_seconds(calibration, algorithm, setting)
     saved = _saved_s(scenario, found)
     if heavy and draws:
-        drawn = [
-            _in_proportion(calibration, draw, mean_s, saved, sends_messages(algorithm)) for draw in calibration.draws
-        ]
+        drawn = [_in_proportion(calibration, draw, mean_s, saved, messages > 0) for draw in calibration.draws]
     else:
         chosen = [calibration.draws[position] for position in _spread(len(calibration.draws), draws)]
         drawn = [
@@ -277,7 +278,7 @@ def _with_other_cores(scenario: Scenario) -> float | None:
     if not setting.assumed or calibration.host.cores is None:
         return None
     other = replace(setting, cores=calibration.host.cores if setting.cores is None else None)
-    slow = None if other.cores is None else core_slowdown(calibration, scenario.algorithm, other)
+    slow = None if other.cores is None else core_slowdown(calibration, other)
     return simulated(replace(scenario, setting=other), slow).step_s
 
 
@@ -317,7 +318,7 @@ def _without(what: str, scenario: Scenario, slow: Slowness | None) -> float:
         case "wire":
             network = replace(network, bandwidth_bytes_per_s=UNBOUND)
         case "latency":
-            network = replace(network, latency_s=0.0)
+            network = network.without_latency
         case "stragglers":
             mean = statistics.fmean(
                 float(np.median(compute.factors(scenario.seed, step, scenario.setting.workers)))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC
+from typing import Any
 
 from workbench.collectives.base import Collective
 from workbench.gradients import Layout
@@ -27,6 +28,13 @@ class CollectiveAlgorithm(Algorithm, ABC):
 
     def check(self, num_ranks: int) -> None:
         self.collective.check(num_ranks)
+
+    @property
+    def codec(self) -> Any:
+        return getattr(self.collective, "codec", None)  # many collectives have none
+
+    def messages_per_step(self, num_ranks: int, num_buckets: int) -> float | None:
+        return float(self.collective.messages_sent(num_ranks) * num_buckets)
 
     def bytes_per_step(self, rank: int, num_ranks: int, layout: Layout) -> float | None:
         """Return the bytes of one sum of the gradient."""

@@ -139,6 +139,10 @@ class Collective(ABC):
     def bytes_sent(self, rank: int, num_workers: int, numel: int, itemsize: int, tail: int = 0) -> float:
         """Return the bytes that `rank` sends for a bucket of `numel` elements, the last `tail` uncompressed."""
 
+    def messages_sent(self, num_workers: int) -> int:
+        """Return the number of messages of a rank in the sum of one bucket, roughly; the library's own are none."""
+        return 2 * (num_workers - 1)
+
     def mean_bytes(self, num_workers: int, numel: int, itemsize: int, tail: int = 0) -> float:
         """Return the mean of `bytes_sent` over the ranks. A root and a leaf, for example, differ much."""
         return (
@@ -197,6 +201,9 @@ class Native(Collective):
 
     def bytes_sent(self, rank: int, num_workers: int, numel: int, itemsize: int, tail: int = 0) -> float:
         return native_bytes(num_workers, numel * itemsize)
+
+    def messages_sent(self, num_workers: int) -> int:
+        return 0
 
     def seconds(self, num_bytes: float, num_workers: int, link: Link) -> float:
         """Return a ring's 2 (p-1) alpha + 2 (p-1)/p n beta + (p-1)/p n gamma; the library may be faster."""

@@ -42,6 +42,9 @@ class Ring(Collective):
         check_codec(self.codec)
         check_chunks(self.chunks)
 
+    def messages_sent(self, num_workers: int) -> int:
+        return 2 * (num_workers - 1) * self.chunks
+
     @property
     def splits(self) -> bool:
         return True

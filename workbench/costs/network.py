@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import isfinite
 from typing import final
 
@@ -40,6 +40,8 @@ class Network:
             messages are served in order of arrival. In both cases the messages of one connection are sent one after
             another.
         name: name in tables.
+        library_latency_s, library_sum_s_per_byte: alpha and gamma of the library's own collectives, if they differ from
+            those of messages that an algorithm sends itself; None: they do not.
     """
 
     latency_s: float
@@ -49,10 +51,13 @@ class Network:
     decode_s_per_byte: float = 0.0
     fair: bool = False
     name: str = "network"
+    library_latency_s: float | None = None
+    library_sum_s_per_byte: float | None = None
 
     def __post_init__(self) -> None:
         check_flag("fair", self.fair)
-        seconds = (self.latency_s, self.sum_s_per_byte, self.encode_s_per_byte, self.decode_s_per_byte)
+        own = (self.latency_s, self.sum_s_per_byte, self.encode_s_per_byte, self.decode_s_per_byte)
+        seconds = (*own, *self._of_library)
         if not (all(isfinite(item) and item >= 0 for item in seconds) and self.bandwidth_bytes_per_s > 0):
             raise ConfigError(
                 f"{self}: latency_s and seconds per byte must be 0 or more, bandwidth_bytes_per_s more than 0"
@@ -63,6 +68,22 @@ class Network:
         latency = f"{self.latency_s * 1e3:g} ms" if self.latency_s >= MILLISECOND else f"{self.latency_s * 1e6:.3g} µs"
         return f"{self.name} ({latency}, {rate}, {self.sum_s_per_byte * 1e9:.3g} ns a summed byte)"
 
+    @property
+    def of_messages(self) -> Network:
+        """This network, where the library's collectives cost as much as messages."""
+        return replace(self, library_latency_s=None, library_sum_s_per_byte=None)
+
+    @property
+    def without_latency(self) -> Network:
+        """This network, where no message and no collective has a latency."""
+        return replace(self, latency_s=0.0, library_latency_s=None if self.library_latency_s is None else 0.0)
+
+    @property
+    def _of_library(self) -> tuple[float, float]:
+        """alpha and gamma of the library's collectives."""
+        alpha, gamma = self.library_latency_s, self.library_sum_s_per_byte
+        return self.latency_s if alpha is None else alpha, self.sum_s_per_byte if gamma is None else gamma
+
     def route(self, sender: int, receiver: int) -> Route:
         """Return the route out of the sender's interface and into the receiver's; each is full duplex."""
         per_byte = 1 / self.bandwidth_bytes_per_s
@@ -70,21 +91,19 @@ class Network:
 
     def all_reduce_s(self, num_bytes: float, num_workers: int) -> float:
         """Return the seconds of a ring: 2(p-1) alpha + 2(p-1)/p n beta + (p-1)/p n gamma (thakur2005optimization)."""
-        p = num_workers
+        p, (alpha, gamma) = num_workers, self._of_library
         wire = 2 * (p - 1) / p * num_bytes / self.bandwidth_bytes_per_s
-        return 2 * (p - 1) * self.latency_s + wire + (p - 1) / p * num_bytes * self.sum_s_per_byte
+        return 2 * (p - 1) * alpha + wire + (p - 1) / p * num_bytes * gamma
 
     def reduce_scatter_s(self, num_bytes: float, num_workers: int) -> float:
         """Return the seconds of a ring: (p-1) alpha + (p-1)/p n (beta + gamma)."""
-        p = num_workers
-        return (p - 1) * self.latency_s + (p - 1) / p * num_bytes * (
-            1 / self.bandwidth_bytes_per_s + self.sum_s_per_byte
-        )
+        p, (alpha, gamma) = num_workers, self._of_library
+        return (p - 1) * alpha + (p - 1) / p * num_bytes * (1 / self.bandwidth_bytes_per_s + gamma)
 
     def all_gather_s(self, num_bytes: float, num_workers: int) -> float:
         """Return the seconds of a ring: (p-1) alpha + (p-1)/p n beta."""
-        p = num_workers
-        return (p - 1) * self.latency_s + (p - 1) / p * num_bytes / self.bandwidth_bytes_per_s
+        p, (alpha, _) = num_workers, self._of_library
+        return (p - 1) * alpha + (p - 1) / p * num_bytes / self.bandwidth_bytes_per_s
 
     def local_s(self, kind: str, num_bytes: float) -> float:
         """Return the seconds to encode, decode or sum this number of bytes."""
@@ -93,11 +112,12 @@ class Network:
 
     def broadcast_s(self, num_bytes: float, num_workers: int) -> float:
         """Return the seconds of a binomial tree: ceil(log2 p) (alpha + n beta)."""
-        return (num_workers - 1).bit_length() * self.send_s(num_bytes)
+        alpha, _ = self._of_library
+        return (num_workers - 1).bit_length() * (alpha + num_bytes / self.bandwidth_bytes_per_s)
 
     def barrier_s(self, num_workers: int) -> float:
         """Return the seconds of a dissemination barrier: ceil(log2 p) alpha."""
-        return (num_workers - 1).bit_length() * self.latency_s
+        return (num_workers - 1).bit_length() * self._of_library[0]
 
     def send_s(self, num_bytes: float) -> float:
         """Return alpha + n beta."""

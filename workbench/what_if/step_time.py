@@ -5,7 +5,6 @@ from __future__ import annotations
 import statistics
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from itertools import pairwise
 from typing import Any, Literal, final
 
 import numpy as np
@@ -20,11 +19,9 @@ from workbench.calibration.predict import UNBOUND, predict_at
 from workbench.calibration.steady import (
     FEWEST_PERIODS,
     FEWEST_STEPS,
-    MOST_STEPS,
-    PERIODS,
+    gap,
     messages_per_step,
-    period,
-    staleness,
+    more_periods,
     steady_seconds,
     steady_steps,
 )
@@ -123,10 +120,8 @@ def step_run(
     least = steady_steps(algorithm, steps)
     scenario = Scenario(calibration=calibration, algorithm=algorithm, setting=setting, steps=least, seed=seed)
     run, how = _simulated(scenario, change)
-    if period(algorithm) > 1 or staleness(algorithm) > 1:
-        return run, how
-    while (gap := _gap(run, algorithm)) > 1 and len(run.metrics[0]) < PERIODS * gap and steps < MOST_STEPS:
-        steps = min(MOST_STEPS, max(4 * steps, PERIODS * gap))
+    while (periods := more_periods(run, algorithm, steps)) is not None:
+        steps = periods
         run, how = _simulated(replace(scenario, steps=steps), change)
     return run, how
 
@@ -138,7 +133,7 @@ def _simulated(scenario: Scenario, change: Change | None) -> tuple[Run, How]:
     compute, network = scenario.costs()
     if change is not None:
         compute, network = change(compute, network)
-    every = period(algorithm)
+    every = algorithm.period
     messages = messages_per_step(scenario.calibration, algorithm, setting) / every
     if messages * steps > MESSAGES:
         run = simulated_by_formula(scenario, compute, network)
@@ -159,27 +154,11 @@ def _mean_s(
 
 def _times(run: Run, algorithm: Algorithm) -> np.ndarray[Any, np.dtype[np.float64]]:
     """Return seconds of steps after the start; means of whole periods if ranks do not communicate in each step."""
-    every = period(algorithm)
+    every = algorithm.period
     times_s: np.ndarray[Any, np.dtype[np.float64]] = steady_seconds(
-        run, algorithm, every if every > 1 else _gap(run, algorithm)
+        run, algorithm, every if every > 1 else gap(run, algorithm)
     ).mean(axis=1)
     return times_s
-
-
-def _gap(run: Run, algorithm: Algorithm) -> int:
-    """Return the steps from one communication of rank 0 to the next: 1 if it sends in each step, and if it never sends.
-
-    It is 1 for asynchronous algorithms: a rank that sends only when it is asked (`ADPSGD`) has no period.
-    """
-    if algorithm.asynchronous:
-        return 1
-    sent = [row["bytes_sent"] for row in run.metrics[0] if "bytes_sent" in row and "evaluation" not in row]
-    steps = [step for step, (before, after) in enumerate(pairwise([0.0, *sent])) if after > before]
-    if len(steps) == len(sent) or (not steps and len(sent) >= MOST_STEPS):
-        return 1
-    if len(steps) < 2:
-        return len(sent)  # not yet known
-    return max(1, round(statistics.median(np.diff(steps).tolist())))
 
 
 def _without(cost: str, workers: int) -> Change:
@@ -192,7 +171,7 @@ def _without(cost: str, workers: int) -> Change:
             case "wire":
                 return compute, replace(network, bandwidth_bytes_per_s=UNBOUND)
             case "latency":
-                return compute, replace(network, latency_s=0.0)
+                return compute, network.without_latency
             case _:
                 usual = statistics.fmean(float(np.median(compute.factors(0, step, workers))) for step in range(STEPS))
                 forward_s, backward_s = compute.forward_s * usual, compute.backward_s * usual

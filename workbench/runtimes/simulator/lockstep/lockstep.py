@@ -23,7 +23,7 @@ import torch
 
 from workbench import ops
 from workbench.collectives import Collective, Native, Ring, native_bytes
-from workbench.costs import AnyNetwork, Compute
+from workbench.costs import AnyNetwork, Compute, Network
 from workbench.costs.stragglers import Array
 from workbench.errors import ConfigError
 from workbench.gradients import Gradient
@@ -385,6 +385,7 @@ def _half(request: Sum, collective: Collective, network: AnyNetwork, p: int) -> 
     if not isinstance(collective, Ring) or collective.codec is not None or collective.chunks != 1:
         raise ConfigError(f"detail='formula': {collective} has no closed form of its halves; use detail='messages'")
     num_bytes = size_of(request.value)
+    network = network.of_messages if isinstance(network, Network) else network
     seconds = (
         network.reduce_scatter_s(num_bytes, p)
         if isinstance(request, ops.ReduceScatter)
