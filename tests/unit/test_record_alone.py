@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from torch import Tensor, nn
 from torch.optim import optimizer as torch_optimizer
 from torch.utils.data import DataLoader, TensorDataset, dataloader
 
-from workbench.analysis import compare
+from workbench.analysis import compare, summary
 from workbench.cli.record import _record
 from workbench.errors import ConfigError
 from workbench.runtimes.user_loop import record_command, torch_events
@@ -148,6 +149,32 @@ def test_an_evaluation_belongs_to_no_step(runs: Path) -> None:
     begin, end = (with_it[with_it["step"] == step]["start_s"].min() for step in (2, 3))
     window_s = recording.run.overlap(slice(2, 3)).window_s[0]
     assert window_s < end - begin + 1e-4
+
+
+def test_the_seconds_of_a_loop_are_without_its_evaluations(runs: Path) -> None:
+    """As in a training by the workbench: evaluations would count as slow steps."""
+    net = model()
+    pause_s = 0.05
+
+    def evaluate(step: int) -> None:
+        with torch.no_grad():
+            net(torch.ones(1, 8))
+            time.sleep(pause_s)
+            net(torch.ones(1, 8))
+
+    begin_s = time.perf_counter()
+    with record() as recording:
+        train(net, evaluate)
+    lasted_s = time.perf_counter() - begin_s
+    table = recording.run.spans.select(kinds=["evaluate"]).table
+    evaluated_s = float((table["end_s"] - table["start_s"]).sum())
+    assert evaluated_s >= STEPS * pause_s
+    found = summary(recording.run)
+    assert found["seconds"] <= lasted_s - (STEPS - 1) * pause_s
+    assert found["step_seconds_median"] < pause_s
+    last = recording.run.spans.select(kinds=["apply"]).table["end_s"].max()
+    before = table[table["end_s"] <= last]
+    assert found["seconds"] == pytest.approx(last - float((before["end_s"] - before["start_s"]).sum()), abs=1e-4)
 
 
 def test_a_long_evaluation_is_not_kept_in_memory(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:

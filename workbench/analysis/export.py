@@ -24,7 +24,7 @@ METRICS: dict[str, type] = {  # columns of the metrics; one row for each step or
     "loss": float,  # of the rank's minibatch, or of its share of the test data
     "num_samples": int,
     "staleness": float,
-    "lr": float,
+    "lr": float,  # of the last update before the step's end, first parameter group
     "correct": int,
     "judged": int,
 }

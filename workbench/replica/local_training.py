@@ -265,10 +265,10 @@ class LocalTraining:
                     measured.check_states()
 
     def _lr(self) -> float | None:
-        """The learning rate for the record; None on a worker of an algorithm with servers."""
+        """The learning rate for the record, of the last update so far; None on a worker of an algorithm with servers."""
         if self.replica.has_server_copy:
-            return self.replica.server_copy.lr
-        return None if self._served else self.replica.lr
+            return self.replica.server_copy.used_lr
+        return None if self._served else self.replica.used_lr
 
     @property
     def data(self) -> tuple[Source, Source | None]:
@@ -300,7 +300,11 @@ class LocalTraining:
         return {**self.row(step, seconds, bytes_sent, staleness), **entries, **({"dropped": True} if dropped else {})}
 
     def row(self, step: int, seconds: float, bytes_sent: float, staleness: int | None) -> dict[str, Any]:
-        """Return a row of metrics without the entries about a minibatch."""
+        """Return a row of metrics without the entries about a minibatch.
+
+        `lr` is the rate of the last update before the step's end, of the first parameter group, with the algorithm's
+        `lr_scale`: of a late gradient, the rate with which it was applied. It is None before the first update.
+        """
         return {
             "step": step,
             "seconds": round(seconds, 6),

@@ -130,6 +130,7 @@ class OptimizerWrapper:
         self.grad_norm: Tensor | None = None  # of the last complete update, before clipping; None if not kept
         self.kept: dict[int, Tensor] = {}  # position of a parameter -> its gradient after the step
         self._squares: list[Tensor] = []  # squared norms of the update's buckets so far
+        self.used_lr: Any = None  # first group's rate in the last step, with its `lr_scale`
         self.of_step: dict[int, list[dict[str, Any]]] = {}  # step -> each group's settings for it: see `remember`
 
     @property
@@ -172,6 +173,7 @@ class OptimizerWrapper:
             for position, group in enumerate(groups):
                 if bucket is not None:
                     group["params"] = self._narrowed[bucket][position]
+            self.used_lr = _copied(groups[0]["lr"])
             self._step()
         finally:
             for group, params in zip(groups, parameters, strict=True):

@@ -425,6 +425,12 @@ class Replica:
     def lr(self) -> float:
         return float(self.optimizer_wrapper.optimizer.param_groups[0]["lr"])
 
+    @property
+    def used_lr(self) -> float | None:
+        """The first group's learning rate in the last update, with its `lr_scale`; None before the first update."""
+        used = self.optimizer_wrapper.used_lr
+        return None if used is None else float(used)
+
     def set_lr(self, lr: float) -> None:
         """Set the learning rate, also of the server copy: see `OptimizerWrapper.set_lr`."""
         self.optimizer_wrapper.set_lr(lr)

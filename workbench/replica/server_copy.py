@@ -65,6 +65,12 @@ class ServerCopy:
             return self._lr
         return float((made or [self._make_optimizer(self.parameters)])[0].param_groups[0]["lr"])
 
+    @property
+    def used_lr(self) -> float | None:
+        """The first group's learning rate in this server's last update; None before the first."""
+        used = [wrapper.used_lr for wrapper in list(self._optimizers.values()) if wrapper.used_lr is not None]
+        return float(used[0]) if used else None
+
     def set_lr(self, lr: float) -> None:
         """Set the learning rate of later updates: see `OptimizerWrapper.set_lr`."""
         self._lr = lr

@@ -18,6 +18,7 @@ class Step:
     Attributes:
         number: its number, from 0.
         end_s: end of its last update.
+        evaluated_s: seconds of evaluations before that.
         loss: what backward was called on, summed over the step's calls; None if it was not read. If an optimizer calls a
             closure again and again (L-BFGS), the loss of its first call.
         lr: learning rate of the optimizer's first group.
@@ -25,6 +26,7 @@ class Step:
 
     number: int
     end_s: float = 0.0
+    evaluated_s: float = 0.0
     loss: float | None = None
     lr: float | None = None
 
@@ -56,6 +58,7 @@ class LoopPhases:
         self._forward_end_s: float | None = None  # when the model of the open forward returned
         self._loads: list[tuple[float, float]] = []  # they belong to what follows them
         self._evaluation: tuple[float, float] | None = None
+        self._evaluated_s = 0.0  # of the evaluations that were emitted
         self._is_updating = False
         self._first_loss: float | None = None  # of the step
 
@@ -169,11 +172,15 @@ class LoopPhases:
 
     def settle(self) -> None:
         """Record what waited for its successor: an evaluation, the end of a step, and the data of this one."""
+        evaluated_s = self._evaluated_s
         if self._evaluation is not None:
-            self._emit("evaluate", *self._evaluation, self.step.number)
+            begin_s, end_s = self._evaluation
+            self._emit("evaluate", begin_s, end_s, self.step.number)
+            self._evaluated_s += end_s - begin_s
             self._evaluation = None
         if self._updated:
             ended, self._updated = self.step, False
+            ended.evaluated_s = evaluated_s  # without an evaluation after its update
             self.step = Step(ended.number + 1)
             self._end_step(ended)
         for load in self._loads:

@@ -232,11 +232,11 @@ class Recording:
         )
 
     def _end_step(self, step: Step) -> None:
-        self._num_steps, self._seconds = step.number + 1, step.end_s
+        self._num_steps, self._seconds = step.number + 1, step.end_s - step.evaluated_s
         self._recorder.metrics(
             {
                 "step": step.number,
-                "seconds": step.end_s,
+                "seconds": self._seconds,
                 "samples": 0,
                 "bytes_sent": self._bytes_sent,
                 "loss": step.loss,

@@ -621,7 +621,8 @@ class Trainer:
                 "bytes_sent": int(self._interpreter.bytes_sent),
             }
             value = None if loss is None or ("skipped" in found and not bool(torch.isfinite(loss))) else float(loss)
-            numbers = {"staleness": self._interpreter.staleness, "loss": value, "lr": self.replica.lr}
+            lr = self.replica.lr if self._served else self.replica.used_lr  # servers update with the worker's rate
+            numbers = {"staleness": self._interpreter.staleness, "loss": value, "lr": lr}
             computed = () if loss is None else self._next
             self._recorder.metrics(
                 {**row, **numbers, "num_samples": sum(micro.num_samples for micro in computed), **found}
