@@ -35,6 +35,7 @@ BASE = (
     "remaining",
     "departures",
     "optimizer",
+    "network",
     "sweep",
     "cell",
     "steered",
@@ -59,6 +60,7 @@ ORDER: MappingProxyType[str, Callable[[Any, Any], bool]] = MappingProxyType(
 )
 AGE = re.compile(r"(\d+(?:\.\d+)?)\s*([smhdw])")
 UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
+LAMBDA = "<lambda>"  # all have one name, so a row shows the digest of the code, too
 MAX_FAILURES = 8  # failures listed below a table
 RESULTS_NAME = ".results.jsonl"
 
@@ -193,7 +195,8 @@ def row_of(run: StoredRun) -> dict[str, Any]:
     """Return the entries of `run.json`, flat.
 
     Settings of the algorithm are "set.width" and so on; settings of the run have their own names. They are the present
-    ones; "steered" says what changed during the run, and after which step.
+    ones; "steered" says what changed during the run, and after which step. Of a simulated run there are also "network",
+    "compute" and the other arguments of `simulate`.
     """
     info = run.info
     algorithm, problem, sweep = (info.get(name) or {} for name in ("algorithm", "problem", "sweep"))
@@ -219,7 +222,11 @@ def row_of(run: StoredRun) -> dict[str, Any]:
     for _, changes in settings_changes(info):
         settings |= {f"set.{name}": value for name, value in changes.items() if name != "lr"}
         run_settings |= {name: value for name, value in changes.items() if name == "lr"}
-    return {**run_settings, **settings, **own, "optimizer": problem.get("optimizer")}
+    factories = {"optimizer": problem.get("optimizer"), "schedule": run_settings.get("schedule")}
+    for name, shown in factories.items():
+        if shown == LAMBDA and (digest := (info.get("content") or {}).get(name)):
+            factories[name] = f"{LAMBDA} {digest}"
+    return {**run_settings, **settings, **(info.get("simulated") or {}), **own, **factories}
 
 
 def add_results(rows: Iterable[dict[str, Any]], root: Path) -> list[dict[str, Any]]:

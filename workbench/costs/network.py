@@ -66,7 +66,14 @@ class Network:
     def __str__(self) -> str:
         rate = f"{self.bandwidth_bytes_per_s / GBIT_PER_S:g} Gbit/s"
         latency = f"{self.latency_s * 1e3:g} ms" if self.latency_s >= MILLISECOND else f"{self.latency_s * 1e6:.3g} µs"
-        return f"{self.name} ({latency}, {rate}, {self.sum_s_per_byte * 1e9:.3g} ns a summed byte)"
+        parts = [latency, rate, f"{self.sum_s_per_byte * 1e9:.3g} ns a summed byte"]
+        if self.encode_s_per_byte or self.decode_s_per_byte:
+            parts.append(f"codec {self.encode_s_per_byte * 1e9:.3g} + {self.decode_s_per_byte * 1e9:.3g} ns a byte")
+        parts += ["fair"] if self.fair else []
+        if self.of_messages != self:
+            alpha, gamma = self._of_library
+            parts.append(f"the library's own sums {alpha * 1e6:.3g} µs and {gamma * 1e9:.3g} ns")
+        return f"{self.name} ({', '.join(parts)})"
 
     @property
     def of_messages(self) -> Network:

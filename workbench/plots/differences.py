@@ -32,8 +32,9 @@ def settings_of(run: Run) -> dict[str, Any]:
         "runtime": info.get("runtime"),
         "network": next((note.removeprefix(SIMULATED) for note in notes if note.startswith(SIMULATED)), None),
     }
+    simulated = info.get("simulated") or {}
     optimizer = {"optimizer": general.get("optimizer") or problem.get("optimizer")}
-    return {"algorithm": algorithm.get("name"), **own, **place, **general, **optimizer}
+    return {"algorithm": algorithm.get("name"), **own, **place, **general, **simulated, **optimizer}
 
 
 def differences(runs: Sequence[Run]) -> list[dict[str, Any]]:

@@ -15,7 +15,7 @@ from workbench.settings import Settings
 from workbench.trace.run import Run
 from workbench.trace.store import StoredRun, runs_root
 
-FIRST = ("algorithm", "problem", "runtime", "workers")
+FIRST = ("algorithm", "problem", "runtime", "workers", "network")
 SHOWN_RESULTS = ("accuracy", "loss", "seconds", "bytes_sent")
 # Entries of a record that are no settings.
 NOT_SETTINGS = ("run", "created", "label", "folder", "cell", "sweep", "status", "error", *RESULTS)

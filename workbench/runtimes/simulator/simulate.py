@@ -105,12 +105,21 @@ def run_simulation(
     native = isinstance(getattr(algorithm, "collective", None), Native)
     if detail == "formula":
         _check_formula(algorithm, network, timing_only=timing_only or native)
+    simulated = {  # columns of tables, next to the settings
+        "network": str(network),
+        "compute": str(compute),
+        "timing_only": timing_only,
+        "detail": detail,
+        "failures": "; ".join(f"rank {rank} at {at_s:g} s" for rank, at_s in (failures or {}).items()) or None,
+    }
     if algorithm.symmetric and (detail == "formula" or (detail == "auto" and native)):
-        return simulate_in_lockstep(
+        run = simulate_in_lockstep(
             algorithm, problem, settings, workers, network=network, compute=compute, timing_only=timing_only
         )
+        run.info["simulated"] = simulated
+        return run
     with collecting_new_objects():  # in no variable, so that the simulation is freed when it ends
-        return Simulation(
+        run = Simulation(
             algorithm,
             problem,
             settings,
@@ -120,6 +129,8 @@ def run_simulation(
             timing_only=timing_only,
             failures=failures,
         ).run()
+    run.info["simulated"] = simulated
+    return run
 
 
 def _check_for_simulation(settings: Settings, workers: int, detail: Detail) -> None:
