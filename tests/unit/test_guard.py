@@ -8,7 +8,10 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils.data import DataLoader, SequentialSampler, TensorDataset
 
+import workbench as wb
+from workbench import costs
 from workbench.errors import ConfigError, Diverged
 from workbench.gradients import USED, WEIGHT, Gradient
 from workbench.replica.backward import Hooks, MicroBatch
@@ -255,3 +258,35 @@ def test_losses_are_watched_rank_by_rank() -> None:
 def test_what_cannot_be_is_refused(changes: dict[str, Any], words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         Settings(steps=1, **changes)
+
+
+def test_the_advice_for_a_micro_batch_without_labels_keeps_the_others() -> None:
+    """The error's own words, followed: the step is that of the micro-batch with labels, as in plain torch."""
+    inputs = torch.tensor([[1.0, 2.0], [0.5, -1.0], [3.0, 1.0], [1.0, 1.0]])
+    labels = torch.tensor([0, 1, -100, -100])  # the second micro-batch has none
+
+    def mean(output: Tensor, target: Tensor) -> Tensor:
+        return nn.functional.cross_entropy(output, target)
+
+    def advised(output: Tensor, target: Tensor) -> Tensor:
+        total = nn.functional.cross_entropy(output, target, reduction="sum")
+        return total / (target >= 0).sum().clamp(min=1)
+
+    def model() -> nn.Module:
+        made = nn.Linear(2, 2)
+        nn.init.constant_(made.weight, 0.5)
+        nn.init.zeros_(made.bias)
+        return made
+
+    data = TensorDataset(inputs, labels)
+
+    def trained(loss: Any) -> wb.Run:
+        in_order = DataLoader(data, sampler=SequentialSampler(data))
+        given = wb.problems.Problem(model=model, loss=loss, train=in_order, correct=None, batch_size=4)
+        compute = costs.Compute(forward_s=1e-3, backward_s=1e-3)
+        return wb.simulate(wb.SynchronousSGD(), given, workers=1, steps=1, num_micro=2, compute=compute)
+
+    with pytest.raises(Diverged, match=r"a mean over no labels is NaN: divide the sum by max.*all its micro-batches"):
+        trained(mean)
+    (row,) = trained(advised).steps()
+    assert row["loss"] == pytest.approx(0.5 * mean(model()(inputs[:2]), labels[:2]).item())

@@ -25,7 +25,11 @@ from workbench.replica.replica import Replica
 from workbench.settings import Settings
 
 MAX_NAMED = 3
-SKIP_HINT = "on_bad_gradient='skip' leaves such a gradient out"
+SKIP_HINT = "on_bad_gradient='skip' leaves out a rank's whole gradient of such a step, with all its micro-batches"
+NO_LABELS_HINT = (
+    "a mean over no labels is NaN: divide the sum by max(number of labels, 1), and such a micro-batch adds nothing to "
+    "the others"
+)
 MIN_SCALE = 1.0  # below this loss scale, a sum that is not finite is no 16-bit overflow
 
 
@@ -103,7 +107,7 @@ class GradientGuard:
             self._pending.add_loss(loss.detach())
         elif not self._left_out and not math.isfinite(value := float(loss.detach())):
             self._report(
-                f"loss {value}", f"the loss of rank {self.rank} is {value} at step {self._step}{self._cause()}"
+                f"loss {value}", f"the loss of rank {self.rank} is {value} at step {self._step}{self._cause(value)}"
             )
 
     def check_norm(self, gradient: Gradient, weight: float) -> None:
@@ -199,10 +203,11 @@ class GradientGuard:
         pairs = zip(self._layout.slots, self._replica.parameters, strict=True)
         return [slot.name for slot, param in pairs if not _is_finite(param.detach())]
 
-    def _cause(self) -> str:
+    def _cause(self, loss: float) -> str:
         broken = self._broken()
         if not broken:
-            return " (its parameters are finite: check its batch, and the loss)"
+            hint = f"; {NO_LABELS_HINT}" if math.isnan(loss) else ""
+            return f" (its parameters are finite: check its batch, and the loss{hint})"
         return f" (its parameters are not finite: {named(broken)})"
 
     def _advice(self) -> str:
