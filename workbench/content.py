@@ -9,7 +9,6 @@ from __future__ import annotations
 import dis
 import functools
 import hashlib
-import pickle
 import sys
 import sysconfig
 from collections.abc import Iterator
@@ -279,7 +278,7 @@ def _installed_name(value: Any) -> str | None:
     module, name = getattr(value, "__module__", None), getattr(value, "__qualname__", None)
     if isinstance(value, BuiltinFunctionType) and isinstance(value.__self__, ModuleType | type(None)):
         name = value.__name__
-        module = pickle.whichmodule(value, name)
+        module = _module_of(value)
     if not isinstance(module, str) or not isinstance(name, str) or module not in sys.modules:
         return None
     defined: Any = sys.modules[module]
@@ -287,6 +286,16 @@ def _installed_name(value: Any) -> str | None:
         defined = getattr(defined, part, None)
     version = _installed_version(module)
     return f"{module}.{name} {version}" if defined is value and version is not None else None
+
+
+def _module_of(function: BuiltinFunctionType) -> str | None:
+    """Return the installed module that has a function of C, which does not always name one, such as torch.relu."""
+    having = [
+        name
+        for name, module in list(sys.modules.items())
+        if getattr(module, "__dict__", {}).get(function.__name__) is function and _installed_version(name) is not None
+    ]
+    return min(having, key=lambda name: (len(name), name), default=None)
 
 
 @cache

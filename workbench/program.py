@@ -337,7 +337,7 @@ class Algorithm(ABC):
         """Number of steps from one communication to the next; 1 also if it is not known."""
         return 1
 
-    def messages_per_step(self, num_ranks: int, num_buckets: int) -> float | None:
+    def messages_per_step(self, num_ranks: int, num_buckets: float) -> float | None:
         """Messages that a rank sends itself in a step with communication, on average over ranks, roughly.
 
         The library's own sums are none. None: it is not known, and predictions count them in a short simulation.

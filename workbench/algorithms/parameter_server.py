@@ -117,7 +117,7 @@ class ServerAlgorithm(Algorithm, ABC):
         """Return the rank that serves a shard."""
         return num_ranks - self.shards + shard if self.dedicated else shard % num_ranks
 
-    def messages_per_step(self, num_ranks: int, num_buckets: int) -> float | None:
+    def messages_per_step(self, num_ranks: int, num_buckets: float) -> float | None:
         return 2.0 * self.shards
 
     def bytes_per_step(self, rank: int, num_ranks: int, layout: Layout) -> float | None:

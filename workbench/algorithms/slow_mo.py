@@ -101,7 +101,7 @@ class SlowMo(Algorithm):
     def codec(self) -> Any:
         return self.inner.codec
 
-    def messages_per_step(self, num_ranks: int, num_buckets: int) -> float | None:
+    def messages_per_step(self, num_ranks: int, num_buckets: float) -> float | None:
         return self.inner.messages_per_step(num_ranks, num_buckets)
 
     @property

@@ -83,7 +83,7 @@ def affordable_steps(calibration: Calibration, algorithm: Algorithm, setting: Se
 def messages_per_step(calibration: Calibration, algorithm: Algorithm, setting: Setting) -> float:
     """Return the approximate number of messages of all workers in a step that communicates; 0 if the library sums."""
     max_bytes = algorithm.requires.buckets.max_bytes
-    num_buckets = 1 if max_bytes is None else int(calibration.shapes.num_bytes / max(max_bytes, 1.0) + 1)
+    num_buckets = 1.0 if max_bytes is None else calibration.shapes.num_bytes / max(max_bytes, 1.0) + 1
     known = algorithm.messages_per_step(setting.workers, min(num_buckets, len(calibration.shapes.parameters)))
     if known is not None:
         return setting.workers * known

@@ -33,7 +33,7 @@ class CollectiveAlgorithm(Algorithm, ABC):
     def codec(self) -> Any:
         return getattr(self.collective, "codec", None)  # many collectives have none
 
-    def messages_per_step(self, num_ranks: int, num_buckets: int) -> float | None:
+    def messages_per_step(self, num_ranks: int, num_buckets: float) -> float | None:
         return float(self.collective.messages_sent(num_ranks) * num_buckets)
 
     def bytes_per_step(self, rank: int, num_ranks: int, layout: Layout) -> float | None:

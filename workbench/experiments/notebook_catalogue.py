@@ -134,7 +134,7 @@ def kernel_of(path: Path) -> tuple[str, str]:
 def _python_kernel(path: Path) -> str:
     from jupyter_client.kernelspec import find_kernel_specs
 
-    known = find_kernel_specs()  # type: ignore[no-untyped-call]
+    known = find_kernel_specs()
     if PYTHON_KERNEL not in known:
         raise ConfigError(
             f"{path} names no kernel, and there is no kernel {PYTHON_KERNEL}: give kernel= (--kernel), or install one "
