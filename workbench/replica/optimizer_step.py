@@ -173,7 +173,7 @@ class OptimizerWrapper:
             for position, group in enumerate(groups):
                 if bucket is not None:
                     group["params"] = self._narrowed[bucket][position]
-            self.used_lr = _copied(groups[0]["lr"])
+            self.used_lr = _copied(groups[0].get("lr"))
             self._step()
         finally:
             for group, params in zip(groups, parameters, strict=True):
