@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, final
+from typing import Any, ClassVar, final
 
 from workbench.trace.run import Run
 
@@ -15,9 +15,18 @@ class Callback:
     """Told what happens in a run; give it as `Settings(callbacks=[...])`. Subclasses define what they need.
 
     On real ranks a thread of rank 0 reads the run's records and calls it, twice a second. So it does not hold up the
-    training, and may be a moment late. After a simulation it is called for all that happened. An exception in a
+    training, and may be a moment late. A simulation calls it when all workers have ended a step. An exception in a
     callback ends this callback, not the run: it is printed, and noted in the run's record.
+
+    Asynchronous ranks usually leave their evaluations to the end of the run, where none of them waits. If a callback
+    has `on_evaluation` and may stop the run, rank 0 makes them between its steps. If servers are on other ranks too,
+    the evaluations stay at the end.
+
+    Attributes:
+        may_stop: whether a method may return True. A callback that only logs says False.
     """
+
+    may_stop: ClassVar[bool] = True
 
     def on_begin(self, run: Run) -> None:
         """The run begins: `run.info` has its algorithm, problem and settings."""
@@ -30,6 +39,11 @@ class Callback:
 
     def on_end(self, run: Run) -> None:
         """The run has ended: `run.info["status"]` is finished, stopped or failed."""
+
+
+def stops_at_evaluations(callbacks: Sequence[Callback]) -> bool:
+    """Return True if one of the callbacks may stop a run because of an evaluation."""
+    return any(item.may_stop and type(item).on_evaluation is not Callback.on_evaluation for item in callbacks)
 
 
 @final

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, final
+from typing import Any, ClassVar, final
 
 from workbench.callbacks.base import Callback, Row
 from workbench.callbacks.scalars import config, scalars
@@ -18,6 +18,8 @@ class MLflow(Callback):
         experiment: name of the experiment; it is made if missing.
         tracking_uri: server or database, such as "sqlite:///mlflow.db"; None: MLflow's own default.
     """
+
+    may_stop: ClassVar[bool] = False
 
     def __init__(self, experiment: str = "workbench", tracking_uri: str | None = None) -> None:
         self.experiment, self.tracking_uri = experiment, tracking_uri

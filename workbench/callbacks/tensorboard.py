@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, final
+from typing import Any, ClassVar, final
 
 from workbench.callbacks.base import Callback, Row
 from workbench.callbacks.scalars import began_s, scalars
@@ -18,6 +18,8 @@ class TensorBoard(Callback):
     Args:
         folder: a folder for each run is made in it; None: `tensorboard` in the run's own folder.
     """
+
+    may_stop: ClassVar[bool] = False
 
     def __init__(self, folder: Path | str | None = None) -> None:
         self.folder = folder

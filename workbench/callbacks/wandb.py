@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, final
+from typing import Any, ClassVar, final
 
 from workbench.callbacks.base import Callback, Row
 from workbench.callbacks.scalars import config, scalars
@@ -18,6 +18,8 @@ class WandB(Callback):
         project: name of the project.
         options: more arguments of `wandb.init`, such as `mode="offline"`, `entity=`, `tags=`.
     """
+
+    may_stop: ClassVar[bool] = False
 
     def __init__(self, project: str, **options: Any) -> None:
         self.project, self.options = project, options

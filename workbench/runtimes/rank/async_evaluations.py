@@ -51,6 +51,7 @@ class AsyncEvaluations:
         self._seconds = seconds
         self._num_computing = algorithm.roles(self._transport.num_workers).num_computing
         self._pending = PendingEvaluations(folder)
+        self._newest = -1  # the last step whose kept parameters were evaluated
         self._schedule = EvaluationSchedule(worker.due_steps()) if algorithm.requires.servers else None
         self._lock = Lock()  # servers run on separate threads
         # step -> shard -> parameters, of servers here that have reached it.
@@ -96,16 +97,22 @@ class AsyncEvaluations:
         """On rank 0: evaluate the kept parameters, and those after the `last` step."""
         if self._transport.rank != 0 or not self._worker.can_evaluate:
             return
-        newest = self._pending.newest()
-        for row, snapshot in self._pending.take():
-            self._recorder.metrics(evaluated(self._worker, row, snapshot))
-            self._recorder.end_step()  # written before its snapshot is removed
-        steps = [] if stopped else [step for step in self._left() if step > newest]
+        self.make_pending()
+        steps = [] if stopped else [step for step in self._left() if step > self._newest]
         for step in [*steps, last]:
             row = {**self._row(step), "seconds": round(seconds, 6)}
             self._recorder.metrics(
                 {**row, "evaluation": self._worker.evaluate_at(self._worker.evaluated_parameters(), 0, 1)}
             )
+
+    def make_pending(self) -> bool:
+        """Evaluate the kept parameters, on rank 0. Return whether there were any."""
+        made = False
+        for row, snapshot in self._pending.take():
+            self._recorder.metrics(evaluated(self._worker, row, snapshot))
+            self._recorder.end_step()  # written before its snapshot is removed
+            self._newest, made = max(self._newest, row["step"]), True
+        return made
 
     def _left(self) -> list[int]:
         """Return due steps that no update completed, because their gradients were dropped or lost.

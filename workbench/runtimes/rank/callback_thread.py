@@ -8,7 +8,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Self, final
 
-from workbench.callbacks.base import Callback, Notifier
+from workbench.callbacks.base import Callback, Notifier, stops_at_evaluations
 from workbench.errors import RunNotFound, WorkbenchError
 from workbench.logs import LOG
 from workbench.runtimes.control.commands import STOP, write_command
@@ -36,10 +36,15 @@ class CallbackThread:
     def __init__(self, folder: Path, callbacks: Sequence[Callback]) -> None:
         self._folder, self._follower = folder, Follower(folder)
         self._callbacks = callbacks
-        self._notifier = Notifier(callbacks, self._note)
+        self._notifier = Notifier(callbacks, self.note)
         self._notes: list[str] = []
         self._over, self._stopping = threading.Event(), False
         self._thread: threading.Thread | None = None
+
+    @property
+    def stops_at_evaluations(self) -> bool:
+        """Return True if a callback may stop the run because of an evaluation."""
+        return stops_at_evaluations(self._callbacks)
 
     def follow_as(self, rank: int) -> None:
         """Begin if this rank is now rank 0. End if it no longer is."""
@@ -62,7 +67,7 @@ class CallbackThread:
         self._over.set()
         self._thread.join(timeout=END_S)
         if self._thread.is_alive():
-            return self._note(f"a callback has not returned {END_S:g} s after the run's end: none is called again")
+            return self.note(f"a callback has not returned {END_S:g} s after the run's end: none is called again")
         self._notifier.update(Run.load(self._folder), ended=True)
         if self._notes:
             update_run(self._folder, notes=[*read_info(self._folder).get("notes", ()), *self._notes])
@@ -77,6 +82,7 @@ class CallbackThread:
                 self._stopping = True
                 write_command(self._folder, STOP)
 
-    def _note(self, text: str) -> None:
+    def note(self, text: str) -> None:
+        """Note it in the run's record at the end, and log it now."""
         self._notes.append(text)
         LOG.warning("%s", text)

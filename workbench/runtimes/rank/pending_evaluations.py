@@ -12,6 +12,7 @@ import os
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
+from threading import Lock
 from typing import Any, final
 
 import torch
@@ -36,6 +37,7 @@ class PendingEvaluations:
 
     def __init__(self, folder: Path) -> None:
         self._folder = Path(folder) / PENDING_FOLDER
+        self._lock = Lock()  # a server's thread adds one while rank 0 removes the folder
 
     def add(self, row: dict[str, Any], snapshot: Any) -> None:
         """Store a snapshot of the parameters.
@@ -45,9 +47,10 @@ class PendingEvaluations:
         """
         path = self._folder / f"step-{row['step']:08d}.pt"
         try:
-            self._folder.mkdir(exist_ok=True)
-            with atomic_file(path) as file:
-                torch.save({"format": FORMAT, "row": row, "snapshot": snapshot}, file)
+            with self._lock:
+                self._folder.mkdir(exist_ok=True)
+                with atomic_file(path) as file:
+                    torch.save({"format": FORMAT, "row": row, "snapshot": snapshot}, file)
         except (OSError, RuntimeError) as error:  # torch's writer raises RuntimeError on a full disk
             raise cannot_write(self._folder, error if isinstance(error, OSError) else OSError(str(error))) from error
 
@@ -64,10 +67,11 @@ class PendingEvaluations:
         for path in sorted(self._folder.glob("step-*.pt")):
             yield _read(path)
             path.unlink()
-        if self._folder.is_dir() and not any(self._folder.glob("step-*.pt")):
-            for rest in self._folder.iterdir():  # temporary files of a killed writer
-                rest.unlink()
-            self._folder.rmdir()
+        with self._lock:
+            if self._folder.is_dir() and not any(self._folder.glob("step-*.pt")):
+                for rest in self._folder.iterdir():  # temporary files of a killed writer
+                    rest.unlink()
+                self._folder.rmdir()
 
 
 def _read(path: Path) -> tuple[dict[str, Any], Any]:

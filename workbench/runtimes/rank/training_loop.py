@@ -98,6 +98,7 @@ class TrainingLoop:
             self._evaluations = AsyncEvaluations(
                 controller.algorithm, worker, interpreter, recorder, folder, self._seconds
             )
+        self._evaluates_now = self._evaluates_during_training(callbacks)
         self._lagging = self._transport.device.type == "cuda"  # reading a loss would wait for the device
         self._generation: Generation
         self._end = EndStep(-1)  # end of the last step that this rank has finished
@@ -274,6 +275,7 @@ class TrainingLoop:
             case KeepForEvaluation(step):
                 if self._transport.rank == 0 and self._evaluations is not None:
                     self._evaluations.keep(step)
+                    self._make_pending(step)
             case Checkpoint(place):
                 self._writer.keep(self._algorithm, self._end, place)
             case RetryJoin(rank):
@@ -352,6 +354,7 @@ class TrainingLoop:
         self._recorder.end_step()
         self._paused_s += self._replica_check.end_step(self._algorithm, end.step + 1)
         if self._algorithm.asynchronous:
+            self._make_pending(end.step)
             announced = self._relay_commands(end.step)
         else:
             if self._transport.rank == 0:
@@ -376,6 +379,29 @@ class TrainingLoop:
             # Waits for this step's loss, not for the step that was enqueued since.
             with self._transport.streams.after(event):
                 self._recorder.metrics(self._worker.metrics(*row))
+
+    def _evaluates_during_training(self, callbacks: CallbackThread) -> bool:
+        """Return True if asynchronous rank 0 evaluates between its steps, because a callback may stop the run then."""
+        if self._evaluations is None or not (callbacks.stops_at_evaluations and self._worker.can_evaluate):
+            return False
+        elsewhere = any(rank > 0 for rank in self._algorithm.roles(self._transport.num_workers).serving)
+        if elsewhere and self._transport.rank == 0:
+            callbacks.note(
+                f"on_evaluation cannot stop this run: servers of {self._algorithm} are not on rank 0 alone, so the "
+                "evaluations are made after the training. Use shards=1 and dedicated=False"
+            )
+        return self._transport.rank == 0 and not elsewhere
+
+    def _make_pending(self, step: int) -> None:
+        """Make the evaluations that are due, if a callback may stop the run because of one. Other ranks continue."""
+        if not self._evaluates_now or self._evaluations is None:
+            return
+        clock = self._interpreter.clock
+        begin = clock.now()
+        with clock.doing("in the evaluation"):
+            made = self._evaluations.make_pending()
+        if made:
+            self._recorder.span("evaluate", clock.compute_lane, begin, clock.now(), step)
 
     def _evaluate(self, step: int) -> None:
         interpreter, worker, transport = self._interpreter, self._worker, self._transport
