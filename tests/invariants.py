@@ -147,10 +147,12 @@ def messages(workers: Iterable[SimWorker], gone: set[int]) -> Iterator[str]:
 
 def lockstep(run: Lockstep) -> list[str]:
     """What a simulation of one program for all left."""
+    stopped, replica = run._stopped, run.group.replica
     left = [f"a collective at {meeting[0]} s" for meeting in run._meetings]
-    left += [f"work on lane {number}" for number, lane in run._lanes.items() if lane.busy or lane.line]
-    replica = run.group.replica
-    return left + (buffers(0, replica, None) if isinstance(replica, Replica) else [])
+    if stopped is None:
+        left += [f"work on lane {number}" for number, lane in run._lanes.items() if lane.busy or lane.line]
+    state = None if stopped is None else stopped.state
+    return left + (buffers(0, replica, state) if isinstance(replica, Replica) else [])
 
 
 def reference(run: ReferenceRuntime) -> list[str]:

@@ -508,7 +508,7 @@ def run_simulated(options: argparse.Namespace, algorithm: Any, problem: Any, set
     from workbench.runtimes.simulator.simulate import run_simulation
     from workbench.trace.recorder import watched_rows
     from workbench.trace.run import Run
-    from workbench.trace.store import new_run, remove_run, update_run
+    from workbench.trace.store import new_run, read_info, remove_run, update_run
 
     if options.resume:
         raise ConfigError("--resume is for real ranks: repeat a simulated run from its seed")
@@ -521,18 +521,27 @@ def run_simulated(options: argparse.Namespace, algorithm: Any, problem: Any, set
         compute = replace(compute, stragglers=distributions)
     num_steps = settings.steps or _steps_of_epochs(algorithm, problem, settings, options.workers)
     folder = new_run(run_info(algorithm, problem, settings, "simulated", options.workers))
+
+    def simulated(stop_after: int | None = None) -> Run:
+        return run_simulation(
+            algorithm,
+            problem,
+            settings,
+            options.workers,
+            network=network,
+            compute=compute,
+            timing_only=options.timing_only,
+            detail=options.detail,
+            stop_after=stop_after,
+        )
+
     try:
         with progress_line(num_steps, "steps", shown=not options.json) as line, watched_rows(partial(_show_row, line)):
-            run = run_simulation(
-                algorithm,
-                problem,
-                settings,
-                options.workers,
-                network=network,
-                compute=compute,
-                timing_only=options.timing_only,
-                detail=options.detail,
-            )
+            run = simulated()
+        notifier = Notifier(settings.callbacks, LOG.warning)
+        stop = notifier.tell_simulated(replace(run, folder=folder, info={**read_info(folder), **run.info}))
+        if stop is not None:
+            run = simulated(stop)
     except ConfigError:
         remove_run(folder)  # refused: no step was simulated
         raise
@@ -540,8 +549,7 @@ def run_simulated(options: argparse.Namespace, algorithm: Any, problem: Any, set
         update_run(folder, status="failed", error=f"{type(error).__name__}: {error}")
         raise
     run.save(folder)
-    notifier = Notifier(settings.callbacks, LOG.warning)
-    notifier.update(Run.load(folder), ended=True)
+    notifier.end(Run.load(folder))
     return folder
 
 

@@ -27,6 +27,7 @@ from workbench.callbacks import Callback
 from workbench.callbacks.base import Row
 from workbench.costs import Compute
 from workbench.program import Algorithm
+from workbench.runtimes.control.commands import STOP, write_command
 from workbench.runtimes.rank.callback_thread import POLL_S
 from workbench.settings import Settings
 from workbench.trace.run import Run
@@ -80,3 +81,16 @@ def test_an_evaluation_stops_the_run(algorithm: Algorithm, tmp_path: Path) -> No
     asked = json.loads((tmp_path / "asked").read_text())
     polls = 2 * POLL_S / STEP_S  # before the thread sees the evaluation, and one more on a busy machine
     assert run.info["result"]["last_step"] - asked <= polls + FAMILIES[algorithm], run.info["result"]
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("algorithm", FAMILIES, ids=name_of)
+def test_a_command_stops_the_run_within_the_steps_that_it_takes(algorithm: Algorithm) -> None:
+    """On two ranks, with the command there from the first step on."""
+    settings = Settings(steps=400, batch_size=3, evaluate_every=0, timeout_s=60, compute=Compute(forward_s=0.005))
+    job = make_job("torch", 2, algorithm, tiny.problem(), settings)
+    write_command(Path(job.folder), STOP)
+    run_on_ranks(run_job, job, 2)
+    run = Run.load(job.folder)
+    assert run.info["status"] == "stopped"
+    assert run.info["result"]["last_step"] <= FAMILIES[algorithm], run.info["result"]

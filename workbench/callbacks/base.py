@@ -15,8 +15,9 @@ class Callback:
     """Told what happens in a run; give it as `Settings(callbacks=[...])`. Subclasses define what they need.
 
     On real ranks a thread of rank 0 reads the run's records and calls it, twice a second. So it does not hold up the
-    training, and may be a moment late. A simulation calls it when all workers have ended a step. An exception in a
-    callback ends this callback, not the run: it is printed, and noted in the run's record.
+    training, and may be a moment late. After a simulation it is called for all that happened. If it asks to stop after
+    a step, it is told no later row, and the simulation is made again up to that step. An exception in a callback ends
+    this callback, not the run: it is printed, and noted in the run's record.
 
     Asynchronous ranks usually leave their evaluations to the end of the run, where none of them waits. If a callback
     has `on_evaluation` and may stop the run, rank 0 makes them between its steps. If servers are on other ranks too,
@@ -67,6 +68,26 @@ class Notifier:
 
         Return True if a callback asks to stop the run.
         """
+        stop = self._tell(run, ended=ended, until_stop=False)
+        if ended:
+            self.end(run)
+        return stop is not None
+
+    def tell_simulated(self, run: Run) -> int | None:
+        """Tell a simulated run, up to the step after which a callback asks to stop. Return that step.
+
+        None: the run ends as it is. `end` comes after it.
+        """
+        stop = self._tell(run, ended=True, until_stop=True)
+        return stop if stop is not None and stop < run.info["result"]["last_step"] else None
+
+    def end(self, run: Run) -> None:
+        """Tell that the run has ended."""
+        self._call("on_end", run)
+        self._callbacks.clear()
+
+    def _tell(self, run: Run, *, ended: bool, until_stop: bool) -> int | None:
+        """Tell what is new. Return the first step after which a callback asks to stop; None if none does."""
         if not self._begun and self._callbacks:
             self._begun = True
             self._call("on_begin", run)
@@ -93,14 +114,13 @@ class Notifier:
             for row in rows:
                 if "evaluation" not in row:
                     self._newest[rank] = row
-        stops = [
-            self._call(name, row)
-            for name, row in sorted(told, key=lambda item: (item[1]["step"], item[0] != "on_step"))
-        ]
-        if ended:
-            self._call("on_end", run)
-            self._callbacks.clear()
-        return any(stops)
+        stop: int | None = None
+        for name, row in sorted(told, key=lambda item: (item[1]["step"], item[0] != "on_step")):
+            if self._call(name, row) and stop is None:
+                stop = row["step"]
+            if stop is not None and until_stop:
+                break
+        return stop
 
     def _call(self, name: str, given: Any) -> bool:
         """Call all callbacks; one that fails is left out from then on. Return True if one returns True."""

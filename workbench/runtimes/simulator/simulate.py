@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping
+from functools import partial
 from typing import Any, Literal
 
 from workbench import costs
@@ -69,7 +70,8 @@ def simulate(
     compute = compute or measure_compute(
         problem, chosen.batch_size, optimizer=chosen.optimizer, threads=chosen.threads or 1
     )
-    run = run_simulation(
+    again = partial(
+        run_simulation,
         algorithm,
         problem,
         chosen,
@@ -80,10 +82,13 @@ def simulate(
         detail=detail,
         failures=failures,
     )
+    run = again()
     if chosen.callbacks:
-        Notifier(chosen.callbacks, lambda text: warnings.warn(text, RuntimeWarning, stacklevel=4)).update(
-            run, ended=True
-        )
+        notifier = Notifier(chosen.callbacks, lambda text: warnings.warn(text, RuntimeWarning, stacklevel=4))
+        stop = notifier.tell_simulated(run)
+        if stop is not None:
+            run = again(stop_after=stop)
+        notifier.end(run)
     return Run.load(run.save()) if save else run
 
 
@@ -98,8 +103,9 @@ def run_simulation(
     timing_only: bool = False,
     detail: Detail = "auto",
     failures: Mapping[int, float] | None = None,
+    stop_after: int | None = None,
 ) -> Run:
-    """Simulate, with complete settings (`simulate`)."""
+    """Simulate, with complete settings (`simulate`). `stop_after`: stop at the end of this step."""
     _check_for_simulation(settings, workers, detail)
     check_failures(algorithm, workers, failures or {})
     native = isinstance(getattr(algorithm, "collective", None), Native)
@@ -114,7 +120,14 @@ def run_simulation(
     }
     if algorithm.symmetric and (detail == "formula" or (detail == "auto" and native)):
         run = simulate_in_lockstep(
-            algorithm, problem, settings, workers, network=network, compute=compute, timing_only=timing_only
+            algorithm,
+            problem,
+            settings,
+            workers,
+            network=network,
+            compute=compute,
+            timing_only=timing_only,
+            stop_after=stop_after,
         )
         run.info["simulated"] = simulated
         return run
@@ -128,7 +141,7 @@ def run_simulation(
             compute=compute,
             timing_only=timing_only,
             failures=failures,
-        ).run()
+        ).run(stop_after=stop_after)
     run.info["simulated"] = simulated
     return run
 

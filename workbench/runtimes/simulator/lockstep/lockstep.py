@@ -79,16 +79,23 @@ def simulate_in_lockstep(
     network: AnyNetwork,
     compute: Compute,
     timing_only: bool,
+    stop_after: int | None = None,
 ) -> Run:
-    """Simulate a symmetric algorithm whose collectives are the library's or have closed forms."""
+    """Simulate a symmetric algorithm whose collectives are the library's or have closed forms.
+
+    Args:
+        stop_after: stop at the end of this step, with what is in flight.
+    """
     algorithm.check(num_workers)
     group = WorkerGroup(algorithm, problem, settings, num_workers, compute, timing_only=timing_only)
-    last, layout = group.num_steps - 1, group.replica.layout
+    stopped, layout = stop_after is not None and stop_after + 1 < group.num_steps, group.replica.layout
+    last = stop_after if stopped and stop_after is not None else group.num_steps - 1
     ctx = Context(0, num_workers, num_steps=group.num_steps, layout=layout, seed=settings.seed, link=network)
     with torch.random.fork_rng(devices=[]), compute_threads(settings.threads or 1):
-        ended_s = Lockstep(group, network).run(algorithm, ctx)
+        ended_s = Lockstep(group, network, last if stopped else None).run(algorithm, ctx)
         seconds = float(ended_s.max())
-        group.evaluate(last, seconds)
+        if not stopped:
+            group.evaluate(last, seconds)
         group.finish()
 
     note = f"one program for {num_workers} workers"
@@ -101,7 +108,7 @@ def simulate_in_lockstep(
     waited_share = float(group.waited_s.mean() / seconds) if seconds else 0.0  # of a worker's time, for sums
     info |= {
         "model": model_info(layout),
-        "status": "finished",
+        "status": "stopped" if stopped else "finished",
         "result": {"steps": last + 1, "seconds": seconds, "last_step": last, "waited_share": waited_share},
     }
     return Run.from_memory(info, group.recorders, group.weights())
@@ -114,10 +121,12 @@ class Lockstep:
     Args:
         group: the workers: their replica, their compute, their record.
         network: what collectives cost.
+        stop_after: the step at whose end the program is closed.
     """
 
-    def __init__(self, group: WorkerGroup, network: AnyNetwork) -> None:
-        self.group, self.network = group, network
+    def __init__(self, group: WorkerGroup, network: AnyNetwork, stop_after: int | None = None) -> None:
+        self.group, self.network, self._stop_after = group, network, stop_after
+        self._stopped: ops.EndStep | None = None  # the end of the step after which the program was closed
         self._meetings: list[tuple[float, int, float, Callable[[float], None]]] = []
         self._num_met = self._num_started = 0
         self._free_s = 0.0  # when the network is idle
@@ -180,6 +189,12 @@ class Lockstep:
                 continue
             if answer is _PENDING:
                 thread.pending = request
+                return
+            if isinstance(request, ops.EndStep) and request.step == self._stop_after:
+                thread.programs.pop().close()
+                self._stopped = request
+                self._ready.clear()  # what is in flight is abandoned
+                self._meetings.clear()
                 return
 
     def _answer(self, thread: _Thread, request: Request) -> Any:
