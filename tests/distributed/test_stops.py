@@ -37,7 +37,7 @@ STEP_S = 0.02
 FAMILIES: dict[Algorithm, int] = {
     SynchronousSGD(): 1,
     PipeSGD(width=3): 3,
-    LocalSGD(every=4): 8,
+    LocalSGD(every=4): 4,
     DPSGD(): 2,
     NoLoCo(every=4): 8,
     ADPSGD(): 4,
@@ -87,7 +87,9 @@ def test_an_evaluation_stops_the_run(algorithm: Algorithm, tmp_path: Path) -> No
 @pytest.mark.parametrize("algorithm", FAMILIES, ids=name_of)
 def test_a_command_stops_the_run_within_the_steps_that_it_takes(algorithm: Algorithm) -> None:
     """On two ranks, with the command there from the first step on."""
-    settings = Settings(steps=400, batch_size=3, evaluate_every=0, timeout_s=60, compute=Compute(forward_s=0.005))
+    settings = Settings(
+        steps=400, batch_size=3, evaluate_every=0, timeout_s=60, compute=Compute(forward_s=0.002, backward_s=0.002)
+    )
     job = make_job("torch", 2, algorithm, tiny.problem(), settings)
     write_command(Path(job.folder), STOP)
     run_on_ranks(run_job, job, 2)
