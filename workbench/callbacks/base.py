@@ -16,7 +16,7 @@ class Callback:
 
     On real ranks a thread of rank 0 reads the run's records and calls it, twice a second. So it does not hold up the
     training, and may be a moment late. After a simulation it is called for all that happened. If it asks to stop after
-    a step, it is told no later row, and the simulation is made again up to that step. An exception in a callback ends
+    a step, it receives no later row, and the simulation is made again up to that step. An exception in a callback ends
     this callback, not the run: it is printed, and noted in the run's record.
 
     Asynchronous ranks usually leave their evaluations to the end of the run, where none of them waits. If a callback
