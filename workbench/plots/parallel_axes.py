@@ -17,8 +17,9 @@ from workbench.trace.store import StoredRun, runs_root
 
 FIRST = ("algorithm", "problem", "runtime", "workers", "network")
 SHOWN_RESULTS = ("accuracy", "loss", "seconds", "bytes_sent")
+OF_RANKS = ("departures", "remaining")
 # Entries of a record that are no settings.
-NOT_SETTINGS = ("run", "created", "label", "folder", "cell", "sweep", "status", "error", *RESULTS)
+NOT_SETTINGS = ("run", "created", "label", "folder", "cell", "sweep", "status", "error", *RESULTS, *OF_RANKS)
 MISSING = "\N{EN DASH}"
 
 
