@@ -19,11 +19,14 @@ from torch.nn.utils import parametrizations, prune
 from torch.utils.checkpoint import checkpoint
 
 from tests.distributed.pool import shared_pool
+from tests.laws import tiny
+from tests.laws.train import train
 from tests.laws.variants import name_of
-from workbench.algorithms import DeAR, LayerwiseSGD, LocalSGD, PipeSGD, SynchronousSGD
+from workbench.algorithms import DeAR, LayerwiseSGD, LocalSGD, ParameterServerSGD, PipeSGD, SynchronousSGD
 from workbench.errors import ConfigError
 from workbench.program import Algorithm, shares_buffers
-from workbench.runtimes.user_loop.trainer import Trainer
+from workbench.runtimes.user_loop.trainer import Trainer, serve
+from workbench.settings import Settings
 
 NUM_STEPS = 10
 WIDTH = 4
@@ -393,6 +396,74 @@ def test_ten_steps_are_those_of_ddp(algorithm: Algorithm) -> None:
         if not torch.allclose(value.double(), found[rank][name][key].double(), rtol=1e-9, atol=1e-12)
     ]
     assert not wrong, "\n".join(wrong)
+
+
+def with_server(builds: Sequence[Callable[[], Users]]) -> dict[str, dict[str, Tensor]]:
+    """Rank 0 is the only worker, and rank 1 serves."""
+    found, algorithm = {}, ParameterServerSGD(dedicated=True)
+    for build in builds:
+        users, optimizers = made(build, seed=0)
+        if rank_here():
+            serve(users.models[0], optimizers[0], algorithm)
+            continue
+        with Trainer(users.models[0], optimizers[0], algorithm) as trainer:
+            for step in range(NUM_STEPS):
+                x, y = data(0, step)
+                trainer.step(lambda x=x, y=y, loss=users.losses[0]: loss(x, y))
+        found[build.__name__] = state_of_all(users)
+    return found
+
+
+def alone_here(builds: Sequence[Callable[[], Users]]) -> dict[str, dict[str, Tensor]]:
+    """A plain loop with rank 0's samples."""
+    found = {}
+    for build in builds:
+        users, (optimizer,) = made(build, seed=0)
+        for step in range(NUM_STEPS):
+            optimizer.zero_grad()
+            users.losses[0](*data(0, step)).backward()
+            optimizer.step()
+        found[build.__name__] = state_of_all(users)
+    return found
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_one_worker_and_its_server_are_a_plain_loop() -> None:
+    builds = [build for build in MODELS if build not in (penalised, clipped, adversaries)]  # change between steps
+    found, expected = shared_pool("torch", 2, compiler=True).run(with_server, builds)[0], alone_here(builds)
+    for build in builds:
+        torch.testing.assert_close(found[build.__name__], expected[build.__name__], rtol=1e-9, atol=1e-12)
+
+
+class Reader(nn.Module):
+    """Reads its parameters in all ways at once, as no module's hook can see."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bodies = nn.ModuleList(build().models[0] for build in (pruned, old_weight_norm, equalised, recurrent))
+        self.attention = nn.TransformerEncoderLayer(WIDTH, 2, 8, 0.0).double()
+        self.table = nn.Linear(WIDTH, tiny.NUM_FEATURES).double()
+        self.scale = nn.Parameter(torch.tensor(0.7, dtype=torch.float64))
+        self.head = nn.Linear(tiny.NUM_FEATURES, tiny.NUM_CLASSES).double()
+        self.flat = self.head.weight.view(-1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x @ self.table.weight
+        for body in self.bodies:
+            x = x + body(x)
+        x = self.attention(x[None])[0] * self.scale.exp() + self.flat[:WIDTH]
+        result: Tensor = self.head(self.table(x))
+        return result
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_run_with_dear_reads_no_old_weights() -> None:
+    """In a run, updates come during the next forward pass, each before its first read."""
+    problem, settings = tiny.problem(Reader), Settings(steps=NUM_STEPS, evaluate_every=0, lr=0.05)
+    ours, expected = (
+        train("torch", 2, algorithm, problem, settings).final for algorithm in (DeAR(bucket_bytes=0), SynchronousSGD())
+    )
+    torch.testing.assert_close(ours, expected, rtol=1e-10, atol=1e-12)
 
 
 # -- state that no parameter is, elsewhere in a loop ------------------------------------------------------------------

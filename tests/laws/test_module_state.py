@@ -107,3 +107,11 @@ def test_a_resumed_run_has_all_state(algorithm: Algorithm, runtime: str) -> None
     resumed = train(runtime, 2, algorithm, problem, SETTINGS, resume=stopped.checkpoint)
     for rank in range(2):
         assert torch.equal(whole.parameters[rank][-1], resumed.parameters[rank][-1])
+
+
+def test_state_of_each_rank_is_no_obstacle_for_another_number_of_ranks() -> None:
+    """The parameters of its ranks are equal; buffers, also integers, and extra state are then rank 0's."""
+    problem, algorithm = tiny.problem(Counting), LocalSGD(every=2)
+    stopped = train("torch", 2, algorithm, problem, SETTINGS, stop_after=3)
+    resumed = train("torch", 3, algorithm, problem, SETTINGS, resume=stopped.checkpoint)
+    assert len(resumed.rows(2)) == 2

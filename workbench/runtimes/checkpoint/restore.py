@@ -203,9 +203,9 @@ def _on_other_ranks(
     Raises:
         ConfigError: the states differ.
     """
-    buffers = {name for name, buffer in replica.model.named_buffers() if buffer.dtype.is_floating_point}
+    parameters = set(dict(replica.model.named_parameters(remove_duplicate=False)))
     mine = [
-        _facts_of(read_whole_state(checkpoint, rank)[0], algorithm, buffers)
+        _facts_of(read_whole_state(checkpoint, rank)[0], algorithm, parameters)
         for rank in range(ctx.rank, checkpoint.num_ranks, ctx.num_workers)
     ]
     facts = [fact for one in agree(mine) for fact in one]
@@ -228,8 +228,11 @@ def _on_other_ranks(
     return {**read_rank_file(checkpoint.rank_file(0)), "num_workers": ctx.num_workers}
 
 
-def _facts_of(saved: dict[str, Any], algorithm: Algorithm, buffers: set[str]) -> dict[str, str]:
-    """Return the state that only this rank has, and checksums of what must be equal. Buffers are always rank 0's."""
+def _facts_of(saved: dict[str, Any], algorithm: Algorithm, parameters: set[str]) -> dict[str, str]:
+    """Return the state that only this rank has, and checksums of what must be equal.
+
+    Buffers and extra state are always rank 0's.
+    """
     own = ""
     if algorithm.asynchronous:
         own = f"ranks of {type(algorithm).__name__} are at different steps"
@@ -238,11 +241,11 @@ def _facts_of(saved: dict[str, Any], algorithm: Algorithm, buffers: set[str]) ->
     elif saved["memory"].keys() - of_all_ranks(saved["memory"]).keys():
         own = "a codec keeps a residual on each rank, or the algorithm a momentum"
     replica = saved["replica"]
-    parameters = {name: value for name, value in replica["model"].items() if name not in buffers}
+    values = {name: value for name, value in replica["model"].items() if name in parameters}
     rest = {name: replica[name] for name in ("optimizer", "schedule", "updates", "loss_scale")}
     return {
         "own": own,
-        "parameters": _checksum(parameters),
+        "parameters": _checksum(values),
         "optimizer's state": _checksum(rest),
         "averages": _checksum(replica["average"]),
     }

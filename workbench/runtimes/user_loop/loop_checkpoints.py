@@ -447,13 +447,16 @@ class PulledParameters:
 
     def __init__(self, algorithm: Algorithm, interpreter: Interpreter, ctx: Context) -> None:
         self._values = [(param, param.detach().clone()) for param in interpreter.replica.parameters]
+        self._state = interpreter.replica.module_state
+        self._copied = self._state.copy()
         interpreter.advance(lower(ctx, algorithm.pull(ctx)))
 
     @torch.no_grad()
     def undo(self) -> None:
-        """Restore the parameters."""
+        """Restore the parameters, and the buffers and extra state that the block may have changed."""
         for param, value in self._values:
             param.copy_(value)
+        self._state.load(self._copied)
 
 
 def _has_pending_updates(algorithm: Algorithm, end: EndStep) -> bool:
