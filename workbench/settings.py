@@ -77,7 +77,8 @@ class Settings:
         precision: "fp32", or "bf16" / "fp16" for automatic mixed precision (fp16 with dynamic loss scaling; with
             parameter servers each worker has its own scale).
         compile: run the module through `torch.compile`.
-        evaluate_every: steps between evaluations on the test data; None: once an epoch; 0: at the end only.
+        evaluate_every: steps between evaluations on the test data; None: once an epoch; 0: at the end only. They use
+            rank 0's buffers and change no state.
         seed: of data order, initial weights and dropout.
         on_bad_gradient: handling of a rank's own gradient that is not finite, or above `max_grad_norm`. "stop" ends
             the run and names rank and parameter. "skip" leaves it out of the sum. "clip" scales it to

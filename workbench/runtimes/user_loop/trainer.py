@@ -76,10 +76,10 @@ class Trainer:
     their samples, so the update is the mean over all samples. A rank without samples calls `step(None)` and still takes
     part.
 
-    Between steps, the weights lack updates in flight if the algorithm communicates in the background (DeAR: one;
-    Pipe-SGD: K - 1). With LocalSGD and DiLoCo they differ between ranks. `with trainer.evaluating():` shows them as
-    `finish` would leave them. An update uses the learning rate, momentum and weight decay that the optimizer had in its
-    gradient's step, also if the update comes later. So your own scheduler acts as in a synchronous loop.
+    Between steps, the weights lack updates in flight if the algorithm is a delayed one (Pipe-SGD: K - 1). With LocalSGD
+    and DiLoCo they differ between ranks. `with trainer.evaluating():` shows them as `finish` would leave them. An
+    update uses the learning rate, momentum and weight decay that the optimizer had in its gradient's step, also if the
+    update comes later. So your own scheduler acts as in a synchronous loop.
 
     Servers (of `AsyncSGD`, `BackupSGD` and all others with `algorithm.requires.servers`) run on threads of the first
     ranks; with `dedicated=True` on the last ranks, which call `serve` instead. A server updates with a copy of the
@@ -87,6 +87,9 @@ class Trainer:
     when the servers have answered this rank, so each rank takes steps at its own pace, and as many as it likes. `save`,
     `load` and `finish` wait until all ranks have made the same call. The state of the optimizer (momentum) is on the
     servers.
+
+    Buffers of any type are as in torch DDP with `broadcast_buffers=True` if no rank is ever a step ahead of another
+    (`program.shares_buffers`): each step begins with rank 0's. With other algorithms each rank has its own buffers.
 
     An exception of one rank ends the run on all: the others raise `PeerFailed`, which names the rank and its error. A
     loss that is NaN or infinite (on CPUs) does the same. So does the end of a rank's process, if ranks share a
@@ -332,12 +335,12 @@ class Trainer:
     def evaluating(self) -> Iterator[nn.Module]:
         """Show the model as `finish` would leave it now, in evaluation mode. Training continues unchanged afterwards.
 
-        Within the block, gradients in flight are applied (K - 1 of Pipe-SGD, the last one of DeAR, StreamingDiLoCo's
-        outer steps). Parameters that differ between ranks (LocalSGD, DiLoCo) are averaged, and buffers (BatchNorm's
-        statistics) are rank 0's. So the weights can be evaluated or exported. After the block, parameters, buffers,
-        optimizer state, gradients in flight and each module's mode are bit-identical to before. If gradients are in
-        flight, the block costs a copy of the parameters and of the optimizer's state. Every rank must enter the block
-        after the same step. The time in it does not count as training.
+        Within the block, gradients in flight are applied (K - 1 of Pipe-SGD, StreamingDiLoCo's outer steps). Parameters
+        that differ between ranks (LocalSGD, DiLoCo) are averaged, and buffers (BatchNorm's statistics) are rank 0's. So
+        the weights can be evaluated or exported. After the block, parameters, buffers, optimizer state, gradients in
+        flight and each module's mode are bit-identical to before. If gradients are in flight, the block costs a copy of
+        the parameters and of the optimizer's state. Every rank must enter the block after the same step. The time in it
+        does not count as training.
 
         With servers, the parameters are the servers' present ones, and the buffers are this rank's. A rank may enter
         the block alone, while the others train.
