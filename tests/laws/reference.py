@@ -1,95 +1,28 @@
-"""The oracles: one process, plain PyTorch, written from the formulas.
-
-Nothing here uses ranks' buffers, requests or runtimes.
-"""
+"""The oracles: one process in plain PyTorch (`workbench/laws/serial.py`), and torch's DistributedDataParallel."""
 
 from __future__ import annotations
 
-from collections import deque
-
-import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
-from workbench.problems.base import Problem, Sampler
+from workbench.laws.serial import begin, flat, sampler_of
+from workbench.laws.serial import serial as serial
+from workbench.problems.base import Problem
 from workbench.problems.loading import fetch
-from workbench.rng import derive_seed
 from workbench.settings import Settings
-
-
-def serial(
-    problem: Problem, settings: Settings, num_workers: int, delay: int = 0, *, by_share: bool = False
-) -> list[Tensor]:
-    """SGD in one process with the whole batch, each gradient applied `delay` updates late, those in flight at the end.
-
-    Args:
-        by_share: compute the batch's gradient as the sample-weighted mean of the workers' own, each with its own
-            dropout; the same but for modules that look across a batch (BatchNorm) or draw random numbers.
-
-    Returns:
-        the trainable parameters after each step and, last, after the gradients in flight.
-    """
-    model, optimizer, schedule = _begin(problem, settings)
-    trained = [param for param in model.parameters() if param.requires_grad]
-    samples = _sampler(problem, settings, num_workers)
-    alone = Sampler(samples.num_samples, samples.global_batch, 1, settings.seed)  # one process with the whole batch
-    in_flight: deque[list[Tensor | None]] = deque()
-    seen = []
-
-    def update() -> None:
-        for param, grad in zip(trained, in_flight.popleft(), strict=True):
-            param.grad = grad
-        if settings.clip_norm is not None:
-            nn.utils.clip_grad_norm_(trained, settings.clip_norm)
-        optimizer.step()
-        if schedule is not None:
-            schedule.step()
-
-    for step in range(settings.steps or 0):
-        shares = [samples.share(step, rank) for rank in range(num_workers)] if by_share else [alone.share(step, 0)]
-        total = sum(len(share) for share in shares)
-        optimizer.zero_grad()
-        for rank, part in enumerate(shares):
-            torch.manual_seed(derive_seed(settings.seed, "dropout", rank, step))
-            if len(part):
-                (problem.batch_loss(model, fetch(problem.train_data(), part)) * (len(part) / total)).backward()
-        in_flight.append([None if param.grad is None else param.grad.to_dense() for param in trained])
-        if len(in_flight) > delay:
-            update()
-        seen.append(_flat(trained))
-    while in_flight:
-        update()
-    return [*seen, _flat(trained)]
 
 
 def ddp(problem: Problem, settings: Settings) -> list[Tensor]:
     """On each rank of a torch.distributed group: the same with torch's DistributedDataParallel, which gives every rank equal weight."""
     rank, num_workers = dist.get_rank(), dist.get_world_size()
-    model, optimizer, _ = _begin(problem, settings)
+    model, optimizer, _ = begin(problem, settings)
     wrapped = DistributedDataParallel(model)
-    samples = _sampler(problem, settings, num_workers)
+    samples = sampler_of(problem, settings, num_workers)
     seen = []
     for step in range(settings.steps or 0):
         optimizer.zero_grad()
         problem.batch_loss(wrapped, fetch(problem.train_data(), samples.share(step, rank))).backward()
         optimizer.step()
-        seen.append(_flat(model.parameters()))
+        seen.append(flat(model.parameters()))
     return [*seen, seen[-1]]
-
-
-def _begin(problem: Problem, settings: Settings):
-    torch.manual_seed(derive_seed(settings.seed, "initial-weights"))
-    model = problem.model()
-    optimizer = (settings.optimizer or problem.optimizer)(
-        [param for param in model.parameters() if param.requires_grad]
-    )
-    return model, optimizer, settings.schedule(optimizer) if settings.schedule else None
-
-
-def _sampler(problem: Problem, settings: Settings, num_workers: int) -> Sampler:
-    return Sampler(problem.num_samples(), settings.batch_size or problem.batch_size, num_workers, settings.seed)
-
-
-def _flat(parameters) -> Tensor:
-    return torch.cat([param.detach().reshape(-1) for param in parameters])

@@ -18,13 +18,13 @@ from torch.nn.functional import cross_entropy
 
 from tests.distributed.pool import shared_pool
 from tests.laws import poison, tiny
-from tests.laws.sentences import assert_equal_ranks, assert_holds, assert_near, steps_that
 from tests.laws.train import COMPUTE, NETWORK, make_job, on_real_runtimes, train
 from tests.laws.variants import SMALL_BUCKET, name_of, representatives, variants
 from workbench.algorithms import ApplyOrder, AsyncSGD, LayerwiseSGD, LocalSGD, PipeSGD, StreamingDiLoCo, SynchronousSGD
 from workbench.codecs import QSGD, ErrorFeedback, Linear8, TopK
 from workbench.collectives import Once, PowerSGD, Ring
 from workbench.errors import ConfigError, Diverged, PeerFailed
+from workbench.laws.sentences import assert_equal_ranks, assert_holds, assert_near, steps_that
 from workbench.problems.base import Problem, Sampler
 from workbench.program import Algorithm, Replicas
 from workbench.runtimes.rank.main import run_rank

@@ -16,7 +16,6 @@ from hypothesis import strategies as st
 from torch import Generator, Tensor
 
 from tests.laws import tiny
-from tests.laws.sentences import assert_equal_ranks, assert_near
 from tests.laws.world import World, hasty, world
 from workbench import codecs
 from workbench.codecs.base import Codec
@@ -37,6 +36,7 @@ from workbench.collectives.wire import Wire, wires
 from workbench.costs import Network
 from workbench.errors import ConfigError
 from workbench.gradients import BucketSlice, Gradient, Layout, build_layout, trainable
+from workbench.laws.sentences import assert_equal_ranks, assert_near
 from workbench.ops import Program, Value
 from workbench.program import Context
 

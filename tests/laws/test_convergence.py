@@ -21,11 +21,11 @@ import torch
 from torch import Tensor, nn
 
 from tests.laws.gossip import SCRAMBLING, Gossip, RightGossip
-from tests.laws.sentences import assert_holds
 from tests.laws.train import COMPUTE, NETWORK
 from tests.laws.variants import all_variants, name_of, runs_on
 from workbench.algorithms import SoftsyncSGD
 from workbench.algorithms.outer_optimizer import OuterAlgorithm
+from workbench.laws.sentences import assert_holds
 from workbench.problems.base import Problem
 from workbench.program import Algorithm
 from workbench.runtimes.simulator.simulation import Simulation

@@ -12,7 +12,6 @@ from torch import Tensor, nn
 
 from tests.laws import tiny
 from tests.laws.reference import serial
-from tests.laws.sentences import assert_equal_ranks, assert_near
 from tests.laws.train import COMPUTE, NETWORK, assert_same, relative_error, train
 from workbench.algorithms import (
     DPSGD,
@@ -42,6 +41,7 @@ from workbench.algorithms import (
 )
 from workbench.codecs import TopK
 from workbench.collectives import Linear, Native, Ring
+from workbench.laws.sentences import assert_equal_ranks, assert_near
 from workbench.problems.base import Problem, Sampler
 from workbench.problems.loading import fetch
 from workbench.program import Algorithm

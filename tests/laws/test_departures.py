@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 
 import workbench as wb
 from tests.laws import tiny
-from tests.laws.sentences import assert_equal_ranks
 from tests.laws.train import COMPUTE, NETWORK
 from tests.laws.variants import name_of, variants
 from workbench.algorithms import (
@@ -29,6 +28,7 @@ from workbench.algorithms.parameter_server import ServerAlgorithm
 from workbench.costs import Compute
 from workbench.costs.stragglers import SlowMachines
 from workbench.errors import ConfigError
+from workbench.laws.sentences import assert_equal_ranks
 from workbench.program import can_lose, settings_of
 from workbench.runtimes.simulator.simulation import Simulation
 from workbench.settings import Settings

@@ -13,7 +13,6 @@ import torch
 from tests.distributed.pool import shared_pool
 from tests.laws import tiny
 from tests.laws.reference import serial
-from tests.laws.sentences import assert_equal_ranks
 from tests.laws.train import (
     REAL,
     assert_same,
@@ -39,6 +38,7 @@ from workbench.algorithms import (
 )
 from workbench.errors import ConfigError
 from workbench.gradients import build_layout, trainable
+from workbench.laws.sentences import assert_equal_ranks
 from workbench.problems.base import Problem, Sampler
 from workbench.problems.loading import fetch
 from workbench.program import Algorithm

@@ -11,7 +11,6 @@ import pytest
 from torch import nn
 
 from tests.laws import tiny
-from tests.laws.sentences import assert_same_rows
 from tests.laws.train import NETWORK
 from tests.laws.variants import all_variants, name_of
 from workbench.algorithms import DeAR, LayerwiseSGD, PipeSGD, SynchronousSGD
@@ -30,6 +29,7 @@ from workbench.collectives import (
 )
 from workbench.costs import Compute, Lognormal, Network
 from workbench.errors import ConfigError
+from workbench.laws.sentences import assert_same_rows
 from workbench.ops import Backward, Program, Send
 from workbench.program import Algorithm, Card, Context
 from workbench.replica.replica import Replica

@@ -13,12 +13,12 @@ from torch import nn
 
 from tests.laws import tiny
 from tests.laws.reference import serial
-from tests.laws.sentences import assert_same_rows
 from tests.laws.train import assert_same, train
 from tests.laws.variants import COLLECTIVES
 from workbench.algorithms import ApplyOrder, LayerwiseSGD, PipeSGD, SynchronousSGD
 from workbench.collectives import Native
 from workbench.gradients import Gradient
+from workbench.laws.sentences import assert_same_rows
 from workbench.ops import Apply, Backward, EndStep, Ticket, WaitAny
 from workbench.problems.base import Problem
 from workbench.program import Context

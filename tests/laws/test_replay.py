@@ -11,7 +11,6 @@ import pytest
 import torch
 
 from tests.laws import tiny
-from tests.laws.sentences import assert_near, assert_same_rows
 from tests.laws.train import Trained, by_turns, on_all_runtimes, on_real_runtimes, train
 from tests.laws.variants import name_of, representatives
 from workbench.algorithms import (
@@ -23,6 +22,7 @@ from workbench.algorithms import (
     SynchronousSGD,
 )
 from workbench.errors import ConfigError, Stalled
+from workbench.laws.sentences import assert_near, assert_same_rows
 from workbench.program import Algorithm
 from workbench.replica.local_training import run_info
 from workbench.runtimes.simulator.replay import Replay, replay

@@ -22,8 +22,6 @@ from hypothesis import strategies as st
 from torch import Generator, Tensor
 
 from tests.laws.covering import CODINGS, covering, pairs_of, takes, versions
-from tests.laws.jitter import Seen, Situation, run
-from tests.laws.sentences import assert_equal_ranks
 from tests.laws.variants import SETTINGS, find_algorithms, name_of, representatives, runs_on
 from workbench import codecs, collectives
 from workbench.algorithms import (
@@ -42,6 +40,9 @@ from workbench.algorithms.parameter_server import REPLY_TAG, ServerPort, stamp_o
 from workbench.codecs import Codec
 from workbench.collectives import Collective, Hierarchical, Once, PowerSGD, Ring
 from workbench.errors import ConfigError
+from workbench.laws.declared import check_equal
+from workbench.laws.jitter import Seen, Situation, run
+from workbench.laws.sentences import assert_equal_ranks
 from workbench.ops import Apply, Backward, EndStep, PackParameters, Program, Send, Start, Ticket, Wait, WaitAny
 from workbench.program import Algorithm, Card, Context, LaneMemory, Replicas, settings_of
 
@@ -146,17 +147,9 @@ def situation(number: int, algorithm: Algorithm) -> Situation:
 
 def check(algorithm: Algorithm, situation: Situation) -> list[Seen]:
     """Raise unless ranks are equal when the algorithm says so, and take over equal values. Return their values."""
-    ranks, law = run(algorithm, situation), f"{name_of(algorithm)}: replicas are equal"
-    if algorithm.replicas.equal_parameters:
-        for step, held in enumerate(zip(*(rank.steps for rank in ranks), strict=True)):
-            when = f"after step {step}" if step < situation.steps else "at the end"
-            assert_equal_ranks(f"{law} after every step", held, when)
-    if algorithm.replicas != Replicas.NEVER:
-        if takes_the_same_over(algorithm):
-            check_taken(algorithm, ranks)
-        assert_equal_ranks(
-            f"{law} at the end", [rank.steps[-1] for rank in ranks], f"after step {situation.steps - 1}, at the end"
-        )
+    ranks = check_equal(algorithm, situation)
+    if algorithm.replicas != Replicas.NEVER and takes_the_same_over(algorithm):
+        check_taken(algorithm, ranks)
     return ranks
 
 

@@ -10,14 +10,14 @@ import pytest
 import torch
 
 from tests.laws import tiny
-from tests.laws.sentences import assert_equal_ranks, assert_same_rows
 from tests.laws.train import assert_same, by_turns, on_all_runtimes, on_real_runtimes, train
 from tests.laws.variants import in_step, name_of, representatives, runs_on, variants
 from workbench.algorithms import PipeSGD, SynchronousSGD
 from workbench.codecs import ErrorFeedback, TopK
 from workbench.collectives import Once, PowerSGD
+from workbench.laws.resume import check_stops
 from workbench.problems.base import Problem
-from workbench.program import Algorithm, Replicas
+from workbench.program import Algorithm
 from workbench.settings import Settings
 
 STEPS = 7
@@ -30,33 +30,8 @@ HOW = {
 
 
 def check(runtime: str, algorithm: Algorithm, problem: Problem, how: Settings, stops: list[int]) -> None:
-    """Train unbroken; then stop after each of `stops` in turn, and resume each time.
-
-    An algorithm that depends on timing may continue differently; it still takes every step once on all ranks.
-    """
-    unbroken = train(runtime, 3, algorithm, problem, how)
-    same, law = not algorithm.depends_on_timing, f"{name_of(algorithm)}: a resumed run is the unbroken one"
-    for stop in stops:
-        first = train(runtime, 3, algorithm, problem, how, stop_after=stop)
-        assert first.run.info["status"] == "stopped"
-        assert first.run.info["result"]["last_step"] == stop
-        second = train(runtime, 3, algorithm, problem, how, resume=first.checkpoint)
-        assert second.run.info["status"] == "finished"
-        for rank in range(3):
-            if same:
-                joined = [*first.parameters[rank], *second.parameters[rank]]
-                assert_same(joined, unbroken.parameters[rank], 0, f"{law}, rank {rank} stopped after step {stop}")
-            names = ("step", "samples", *(("loss", "lr", "staleness") if same else ()))
-            kept = [
-                [{name: row[name] for name in names} for row in found]
-                for found in ([*first.rows(rank), *second.rows(rank)], unbroken.rows(rank))
-            ]
-            assert_same_rows(law, *kept, f"stopped after step {stop}, rank {rank}")
-        if algorithm.replicas != Replicas.NEVER:
-            ends = [steps[-1] for steps in second.parameters]
-            assert_equal_ranks(
-                f"{name_of(algorithm)}: replicas are equal", ends, f"at the end of a run stopped after step {stop}"
-            )
+    """Train unbroken; then stop after each of `stops` in turn, and resume each time."""
+    check_stops(partial(train, runtime, 3), algorithm, 3, problem, how, stops)
 
 
 @pytest.mark.parametrize("algorithm", in_step(representatives()), ids=name_of)

@@ -16,7 +16,6 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from tests.laws import tiny
-from tests.laws.sentences import assert_near, assert_same_rows
 from tests.laws.train import COMPUTE, NETWORK, by_turns, on_real_runtimes, train
 from tests.laws.variants import name_of, representatives, variants
 from workbench.algorithms import (
@@ -32,6 +31,7 @@ from workbench.algorithms import (
 from workbench.codecs import ErrorFeedback, TopK
 from workbench.collectives import Once
 from workbench.costs import Compute, free
+from workbench.laws.sentences import assert_near, assert_same_rows
 from workbench.problems.base import Problem
 from workbench.program import Algorithm
 from workbench.replica.local_training import run_info

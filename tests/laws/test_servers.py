@@ -10,7 +10,6 @@ import torch
 
 from tests.laws import tiny
 from tests.laws.reference import serial
-from tests.laws.sentences import assert_near
 from tests.laws.train import (
     COMPUTE,
     NETWORK,
@@ -28,6 +27,7 @@ from workbench.algorithms import AsyncSGD, BackupSGD, DelayCompensatedSGD, Param
 from workbench.algorithms.parameter_server import LAST, stamp_of
 from workbench.errors import ConfigError
 from workbench.gradients import Gradient, build_layout, trainable
+from workbench.laws.sentences import assert_near
 from workbench.ops import Apply, Local, Message, PackParameters, Recv
 from workbench.problems.base import Problem
 from workbench.program import Algorithm, Context

@@ -14,7 +14,6 @@ import torch
 from torch import Tensor, nn
 
 from tests.laws import tiny
-from tests.laws.sentences import assert_near
 from tests.laws.train import COMPUTE, NETWORK, Wrapper, relative_error, train
 from tests.laws.variants import name_of, variants
 from workbench.algorithms import (
@@ -54,6 +53,7 @@ from workbench.algorithms import (
     SynchronousSGD,
 )
 from workbench.errors import ConfigError
+from workbench.laws.sentences import assert_near
 from workbench.ops import Apply, Program, Request
 from workbench.problems.base import Problem, Sampler
 from workbench.problems.loading import fetch

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from tests.laws import tiny
-from tests.laws.sentences import assert_same_rows
 from tests.laws.train import COMPUTE, NETWORK, Trained, by_turns, on_all_runtimes, on_real_runtimes, train
 from tests.laws.variants import in_step, name_of, representatives, variants
 from workbench.algorithms import (
@@ -23,6 +22,7 @@ from workbench.algorithms import (
     Uniform,
 )
 from workbench.costs import Compute, Lognormal, Network
+from workbench.laws.sentences import assert_same_rows
 from workbench.program import Algorithm
 from workbench.runtimes.simulator.simulation import Simulation
 from workbench.settings import Settings

@@ -16,7 +16,6 @@ import torch
 from torch import Tensor
 
 from tests.laws import tiny
-from tests.laws.sentences import assert_near
 from tests.laws.spoken import Speaks, train_and_look
 from tests.laws.train import COMPUTE, NETWORK, make_job, on_real_runtimes, run_on_ranks
 from tests.laws.variants import name_of
@@ -48,6 +47,7 @@ from workbench.algorithms.gossip import GossipAlgorithm
 from workbench.codecs import ErrorFeedback, TopK, Truncate16
 from workbench.collectives import Once, Ring
 from workbench.errors import ConfigError
+from workbench.laws.sentences import assert_near
 from workbench.program import Algorithm, record_of
 from workbench.runtimes.control.commands import PAUSE, RESUME, STOP, Command, write_command
 from workbench.runtimes.control.reconfigure import changed, encoded

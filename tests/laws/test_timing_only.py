@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from tests.laws import tiny
-from tests.laws.sentences import assert_same_rows
 from tests.laws.train import COMPUTE, NETWORK
 from tests.laws.variants import all_variants, name_of, runs_on
 from workbench.algorithms import OnlineBackupSGD
+from workbench.laws.sentences import assert_same_rows
 from workbench.program import Algorithm
 from workbench.runtimes.simulator.simulation import Simulation
 from workbench.settings import Settings

@@ -13,11 +13,11 @@ from tests.distributed.pool import shared_pool
 from tests.laws import tiny
 from tests.laws.covering import covering
 from tests.laws.reference import ddp, serial
-from tests.laws.sentences import assert_equal_ranks
 from tests.laws.train import REAL, RUNTIMES, Trained, assert_same, by_turns, on_all_runtimes, train
 from tests.laws.variants import in_step, name_of, representatives, variants
 from workbench.algorithms import ApplyOrder, DeAR, DelayedSGD, LayerwiseSGD, PartialAllReduce, PipeSGD, SynchronousSGD
 from workbench.collectives import Collective, Linear, Native
+from workbench.laws.sentences import assert_equal_ranks
 from workbench.program import Algorithm, Replicas, settings_of
 from workbench.settings import Settings
 

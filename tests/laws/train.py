@@ -5,24 +5,23 @@ from __future__ import annotations
 import json
 import tempfile
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, final
+from typing import Any
 
 import pytest
 from torch import Tensor
 
 from tests.distributed.pool import shared_pool
-from tests.laws.sentences import assert_near
-from tests.laws.variants import name_of
-from workbench.costs import Compute, Lognormal, Network
-from workbench.ops import EndStep, Program, ReadParameters
+from workbench.laws.sentences import assert_near, name_of
+from workbench.laws.training import COMPUTE as COMPUTE
+from workbench.laws.training import NETWORK as NETWORK
+from workbench.laws.training import SEEN, Trained, Watched, train_simulated
+from workbench.laws.training import Wrapper as Wrapper
 from workbench.problems.base import Problem
-from workbench.program import Algorithm, Context, Elasticity, Replicas, Requirements, Restart, Roles, Update
+from workbench.program import Algorithm
 from workbench.replica.local_training import run_info
 from workbench.runtimes.rank.main import Job, run_rank
-from workbench.runtimes.simulator.simulation import Simulation
 from workbench.settings import Settings
 from workbench.trace.run import Run
 from workbench.trace.store import new_run
@@ -55,95 +54,6 @@ def by_turns(algorithms: Sequence[Algorithm], turn: int, *, simulated: bool = Fa
     )
 
 
-# An all-reduce of the tiny model takes about as long as a step, and no two steps or ranks take equally long.
-NETWORK = Network(latency_s=0.1, bandwidth_bytes_per_s=1000.0)
-COMPUTE = Compute(forward_s=0.3, backward_s=0.7, update_s=0.1, stragglers=(Lognormal(sigma=0.5),))
-
-_seen: dict[int, list[Tensor]] = {}  # rank -> what `Watched` saw there, in this process
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Wrapper(Algorithm):
-    """Another algorithm, run otherwise. Runtimes cannot tell the difference."""
-
-    inner: Algorithm
-
-    @property
-    def max_staleness(self) -> int | None:
-        return self.inner.max_staleness
-
-    @property
-    def replicas(self) -> Replicas:
-        return self.inner.replicas
-
-    @property
-    def update(self) -> Update:
-        return self.inner.update
-
-    @property
-    def asynchronous(self) -> bool:
-        return self.inner.asynchronous
-
-    @property
-    def depends_on_timing(self) -> bool:
-        return self.inner.depends_on_timing
-
-    @property
-    def requires(self) -> Requirements:
-        return self.inner.requires
-
-    @property
-    def elasticity(self) -> Elasticity:
-        return self.inner.elasticity
-
-    @property
-    def restart(self) -> Restart:
-        return self.inner.restart
-
-    def roles(self, num_ranks: int) -> Roles:
-        return self.inner.roles(num_ranks)
-
-    def check(self, num_ranks: int) -> None:
-        self.inner.check(num_ranks)
-
-
-@final
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Watched(Wrapper):
-    """Another algorithm, whose parameters are read at each `EndStep` and after its end."""
-
-    def worker(self, ctx: Context) -> Program:
-        seen = _seen[ctx.rank] = []
-        program, answer = self.inner.worker(ctx), None
-        while True:
-            try:
-                request = program.send(answer)
-            except StopIteration:
-                break
-            if isinstance(request, EndStep):
-                seen.append((yield ReadParameters()))
-            answer = yield request
-        seen.append((yield ReadParameters()))
-
-
-@final
-@dataclass(frozen=True, slots=True)
-class Trained:
-    """The result of a run: `parameters[rank]` after each step and, last, at its end; the record; how to resume it."""
-
-    parameters: list[list[Tensor]]
-    run: Run
-    checkpoint: Any  # what `resume=` takes
-
-    @property
-    def final(self) -> Tensor:
-        return self.parameters[0][-1]
-
-    def rows(self, rank: int) -> list[dict[str, Any]]:
-        """The rank's rows of steps."""
-        return [row for row in self.run.metrics[rank] if "evaluation" not in row]
-
-
 def train(
     runtime: str,
     num_ranks: int,
@@ -156,13 +66,9 @@ def train(
     control: Sequence[dict[str, Any]] = (),
 ) -> Trained:
     """Train with that algorithm on simulated workers, or on real ranks of the session's pool, with commands given in advance."""
-    watched = Watched(inner=algorithm)
     if runtime == "simulated":
-        simulation = Simulation(
-            watched, problem, settings, num_ranks, network=NETWORK, compute=COMPUTE, check_in_flight=True
-        )
-        run = simulation.run(resume=resume, stop_after=stop_after)
-        return Trained([_seen[rank] for rank in range(num_ranks)], run, simulation.checkpoints.at_stop)
+        return train_simulated(num_ranks, algorithm, problem, settings, resume=resume, stop_after=stop_after)
+    watched = Watched(inner=algorithm)
     job = make_job(runtime, num_ranks, watched, problem, settings, resume=resume, stop_after=stop_after)
     (Path(job.folder) / "control.jsonl").write_text("".join(json.dumps(word) + "\n" for word in control))
     parameters = run_on_ranks(train_here, job, num_ranks)
@@ -212,7 +118,7 @@ def _first_ranks(num_ranks: int) -> Any:
 def train_here(job: Job, num_ranks: int) -> list[Tensor] | None:
     """On a rank: train, and return what was seen."""
     summary = run_job(job, num_ranks)
-    return _seen[summary["rank"]] if summary else None
+    return SEEN[summary["rank"]] if summary else None
 
 
 def relative_error(found: Tensor, expected: Tensor) -> float:

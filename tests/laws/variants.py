@@ -54,7 +54,8 @@ from workbench.algorithms import (
 from workbench.codecs import QSGD, ErrorFeedback, TopK, Truncate16
 from workbench.collectives import HalvingDoubling, Hierarchical, Linear, Native, Once, PowerSGD, Ring, Tree
 from workbench.errors import ConfigError
-from workbench.program import Algorithm, settings_of
+from workbench.laws.sentences import name_of as name_of
+from workbench.program import Algorithm
 from workbench.topologies import Complete, Exponential, OnePeerExponential, Star
 
 COLLECTIVES = (Native(), Ring(), Linear())
@@ -228,15 +229,3 @@ def runs_on(algorithm: Algorithm, num_ranks: int) -> bool:
 def in_step(algorithms: Iterable[Algorithm]) -> list[Algorithm]:
     """Algorithms whose ranks take their steps together."""
     return [item for item in algorithms if not item.asynchronous]
-
-
-def name_of(algorithm: Algorithm) -> str:
-    """Short, for a test's id: PipeSGD-3-Ring."""
-    words = [word_of(value) for value in settings_of(algorithm).values()]
-    return "-".join([type(algorithm).__name__, *words])
-
-
-def word_of(value: object) -> str:
-    if not hasattr(value, "all_reduce"):
-        return str(value)
-    return str(value).replace("()", "")

@@ -13,6 +13,7 @@ from typing import Any, NoReturn, final
 
 from workbench.cli.bench import add_bench_options
 from workbench.cli.catalogue import add_catalogue_options, add_problems_options, table_width
+from workbench.cli.check import add_check_options
 from workbench.cli.cluster import add_cluster_options
 from workbench.cli.completion import ASKED, add_completion_options, complete
 from workbench.cli.config import add_config_options
@@ -213,6 +214,7 @@ def _parser() -> argparse.ArgumentParser:
     # what there is, and what works here
     for title, meant in LISTED.items():
         add_catalogue_options(add(title, help=f"list the {title}{meant}, or describe one"), title)
+    add_check_options(add("check", help="check your own algorithm (file.py:Class) against the laws of algorithms"))
     add_problems_options(add("problems", help="list the problems (models with data), or describe one"))
     add_config_options(add("config", help="show the defaults of this machine, and where they come from"))
     add_completion_options(add("completion", help="print the script with which bash or zsh completes this command"))

@@ -6,6 +6,7 @@ gradient is a formula, and the optimizer is heavy-ball SGD. The tests compare al
 It is strict where the other runtimes are fast:
 
 - A send is a rendezvous: it ends when the receiver asks for the message.
+- A value that is written while it is sent or summed is an error.
 - A gradient that was applied or discarded becomes NaN.
 - After a reduce-scatter, the blocks of other ranks are NaN.
 
@@ -15,7 +16,7 @@ is done at the time-out counts. With `shuffle`, the next program to run is drawn
 tickets are not done may time out at once. No result of an algorithm may depend on that order, unless it declares
 `depends_on_timing`.
 
-No rank ever leaves, so no receive is answered `PeerLeft`, and nobody asks a server to stop.
+No rank leaves, so no receive is answered `PeerLeft`. No server is asked to stop.
 
 `ReferenceRuntime.run` is the loop. `_try` answers one request. `_start` and `_communicate` handle background work and
 messages.
@@ -204,9 +205,9 @@ class ReferenceRuntime:
         ]
         self.processes: list[Process] = []
         self.lanes: dict[tuple[int, int], deque[Process]] = defaultdict(deque)
-        self.sends: list[tuple[Any, ...]] = []  # (key, tag, source, to, value, stamp, ticket or process, now)
+        self.sends: list[tuple[Any, ...]] = []  # (key, tag, source, to, value, stamp, ticket or process, now, seal)
         self.receives: list[tuple[Any, ...]] = []  # (key, tag, source, to, like, stamped, ticket or process, now)
-        self.joins: dict[Any, dict[int, tuple[Any, Any, float]]] = defaultdict(dict)
+        self.joins: dict[Any, dict[int, tuple[Any, Any, float, int]]] = defaultdict(dict)
         self.stop_after: int | None = None
         self.states: list[State | None] = [None] * num_ranks
         self.errors: list[Exception] = []  # of background work
@@ -506,7 +507,7 @@ class ReferenceRuntime:
         match request:
             case ops.Send(to, value, tag, stamp):
                 flat = value.flat if isinstance(value, Gradient) else value.view(-1)
-                self.sends.append((process.key, tag, rank, to, flat, stamp, ticket or process, now))
+                self.sends.append((process.key, tag, rank, to, flat, stamp, ticket or process, now, _seal(flat)))
             case ops.Recv(source, like, tag, stamped):
                 self.receives.append((process.key, tag, source, rank, like, stamped, ticket or process, now))
             case (
@@ -518,18 +519,19 @@ class ReferenceRuntime:
             ):
                 process.num_native += 1
                 arrived = self.joins[type(request), process.key, process.num_native]
-                arrived[rank] = (process, request, now)
+                arrived[rank] = (process, request, now, _seal(getattr(request, "value", None)))
             case _:
                 raise TypeError(f"{request} is not a request")
 
     def _deliver(self) -> None:
         """Deliver each message whose receive is posted, and end each collective that all ranks have reached."""
         for sent in list(self.sends):
-            key, tag, source, to, flat, stamp, sender, now = sent
+            key, tag, source, to, flat, stamp, sender, now, seal = sent
             for wanted in self.receives:
                 if wanted[0] == key and wanted[1] == tag and wanted[3] == to and wanted[2] in (source, ops.ANY):
                     self.sends.remove(sent)
                     self.receives.remove(wanted)
+                    self._check_seal(source, flat, seal)
                     assert wanted[4].numel() == flat.numel(), "the receiver expects a message of another size"
                     assert wanted[5] == (stamp is not None), (
                         "the receiver expects a message with a stamp, or one without"
@@ -541,15 +543,21 @@ class ReferenceRuntime:
         for key, arrived in list(self.joins.items()):
             if len(arrived) == len(self.ranks):
                 del self.joins[key]
-                at = max(now for _, _, now in arrived.values()) + self.costs.collective
+                at = max(now for _, _, now, _ in arrived.values()) + self.costs.collective
+                for rank, (_, request, _, seal) in arrived.items():
+                    self._check_seal(rank, getattr(request, "value", None), seal)
                 try:
                     _combine([arrived[rank][1] for rank in range(len(self.ranks))])
                 except Exception as error:  # noqa: BLE001 - raised where each rank waits
-                    for process, _, _ in arrived.values():
+                    for process, *_ in arrived.values():
                         self._refuse(process, error, at)
                 else:
-                    for process, request, _ in arrived.values():
+                    for process, request, *_ in arrived.values():
                         self._arrive(process, getattr(request, "value", None), at)
+
+    def _check_seal(self, rank: int, value: Any, seal: int) -> None:
+        step = len(self.ranks[rank].ends)
+        assert _seal(value) == seal, f"rank {rank} in step {step} wrote a value while it was sent or summed"
 
     def _arrive(self, receiver: Process | Ticket, answer: Any, at: float) -> None:
         if isinstance(receiver, Ticket):
@@ -559,6 +567,14 @@ class ReferenceRuntime:
             receiver.blocked = False
             receiver.ready = True
             receiver.answer = answer
+
+
+def _seal(value: Any) -> int:
+    """Return a checksum of a gradient or tensor; 0 for None."""
+    if value is None:
+        return 0
+    flat = value.flat if isinstance(value, Gradient) else value.view(-1)
+    return hash(flat.view(torch.uint8).numpy().tobytes())
 
 
 def _combine(requests: list[Any]) -> None:

@@ -14,9 +14,9 @@ from typing import Any, final
 
 from torch import Tensor
 
-from tests.laws import tiny
-from tests.laws.train import Wrapper
 from workbench.costs import Compute, Lognormal, Network
+from workbench.laws import tiny
+from workbench.laws.training import Wrapper
 from workbench.ops import (
     AllReduce,
     Backward,

@@ -8,12 +8,21 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from workbench.program import Algorithm, settings_of
+
+
+class NotTried(Exception):
+    """The law does not hold for this kind of algorithm; the text says why."""
+
+
+class Broken(AssertionError):
+    """A law does not hold; the text says which property, on which rank and in which step, seen against expected."""
+
 
 def assert_near(law: str, found: Tensor, expected: Tensor, tolerance: float, where: str) -> None:
     """The largest difference is at most `tolerance` times the largest expected value, or 1; with 0, no bit differs."""
-    assert found.shape == expected.shape, (
-        f"{law}: {where}, {tuple(found.shape)} values in place of {tuple(expected.shape)}"
-    )
+    if found.shape != expected.shape:
+        raise Broken(f"{law}: {where}, {tuple(found.shape)} values in place of {tuple(expected.shape)}")
     if tolerance == 0 and torch.equal(found, expected):
         return
     difference = (found - expected).abs().reshape(-1).nan_to_num(nan=torch.inf)
@@ -23,7 +32,7 @@ def assert_near(law: str, found: Tensor, expected: Tensor, tolerance: float, whe
     ours, theirs = float(found.reshape(-1)[worst]), float(expected.reshape(-1)[worst])
     num_wrong = int((difference > tolerance * max(1.0, float(expected.abs().max()))).sum())
     digits = 6 if f"{ours:.6g}" != f"{theirs:.6g}" else 17
-    raise AssertionError(
+    raise Broken(
         f"{law}: {where}, coordinate {worst} is {ours:.{digits}g} and should be {theirs:.{digits}g} "
         f"({num_wrong} of {difference.numel()} coordinates are wrong, the largest difference is {float(difference.max()):.2e})"
     )
@@ -38,11 +47,11 @@ def assert_equal_ranks(
     for rank, value in zip(names, values, strict=True):
         try:
             assert_near(law, value, values[0], tolerance, f"{when}, rank {rank} beside rank {names[0]}")
-        except AssertionError as error:
+        except Broken as error:
             apart[rank] = str(error)
     if apart:
         others = f"; ranks {list(apart)} differ from rank {names[0]}" if len(apart) > 1 else ""
-        raise AssertionError(f"{next(iter(apart.values()))}{others}")
+        raise Broken(f"{next(iter(apart.values()))}{others}")
 
 
 def assert_same_rows(law: str, found: Sequence[Any], expected: Sequence[Any], where: str) -> None:
@@ -56,15 +65,29 @@ def assert_same_rows(law: str, found: Sequence[Any], expected: Sequence[Any], wh
             ours, theirs = ({name: row.get(name) for name in differ} for row in (ours, theirs))
         else:
             place = f"row {number}"
-        raise AssertionError(f"{law}: {where}, {place} has {ours} and should have {theirs}")
-    assert len(found) == len(expected), f"{law}: {where}, {len(found)} rows in place of {len(expected)}"
+        raise Broken(f"{law}: {where}, {place} has {ours} and should have {theirs}")
+    if len(found) != len(expected):
+        raise Broken(f"{law}: {where}, {len(found)} rows in place of {len(expected)}")
 
 
 def assert_holds(law: str, holds: bool, where: str) -> None:
     """Any other property."""
-    assert holds, f"{law}: not so {where}"
+    if not holds:
+        raise Broken(f"{law}: not so {where}")
 
 
 def steps_that(rows: Sequence[bool]) -> list[int]:
     """Numbers of the steps of which it is true: for a message."""
     return [step for step, value in enumerate(rows) if value]
+
+
+def name_of(algorithm: Algorithm) -> str:
+    """Short, for a test's id: PipeSGD-3-Ring."""
+    words = [word_of(value) for value in settings_of(algorithm).values()]
+    return "-".join([type(algorithm).__name__, *words])
+
+
+def word_of(value: object) -> str:
+    if not hasattr(value, "all_reduce"):
+        return str(value)
+    return str(value).replace("()", "")
