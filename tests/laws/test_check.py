@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
+import sys
 from pathlib import Path
 
 import pytest
 
 from tests.laws.quorum_diloco import LateCounts, QuorumDiLoCo
-from tests.laws.variants import name_of
+from tests.laws.variants import name_of, representatives
 from tests.laws.wrong_algorithms import (
     Delayed,
     DropsAtStop,
@@ -18,10 +19,16 @@ from tests.laws.wrong_algorithms import (
     Own,
     OwnMomentum,
     Period,
+    Raises,
+    Stuck,
     Undivided,
     WritesInFlight,
 )
-from workbench.laws import check
+from workbench.algorithms import FedAvg
+from workbench.cli.main import main
+from workbench.errors import ConfigError
+from workbench.laws import LAWS, check
+from workbench.laws.checks import chosen
 from workbench.program import Algorithm
 
 FOLDER = Path(__file__).parent
@@ -57,3 +64,65 @@ def test_a_wrong_algorithm_breaks_one_by_name(algorithm: Algorithm, law: str, wo
     (verdict,) = check(algorithm, only=[law])
     assert re.search(words, verdict.broken), verdict
     assert type(algorithm).__name__ in verdict.broken and "\n" not in verdict.broken
+
+
+SHARED = ["traffic", "timing", "counts", "unequal-batches", "one-worker", "buffers", "late-rank"]  # others: own files
+
+
+@pytest.mark.parametrize("algorithm", representatives(4), ids=name_of)
+def test_no_algorithm_of_the_package_breaks_one(algorithm: Algorithm) -> None:
+    """FedAvg leaves ranks out by its rule: `--skip counts`."""
+    skip = ["counts"] if isinstance(algorithm, FedAvg) else []
+    broken = [verdict.broken for verdict in check(algorithm, only=SHARED, skip=skip) if verdict.broken]
+    assert broken == []
+
+
+def test_a_program_that_never_ends_or_raises_is_reported() -> None:
+    verdicts = list(check(Stuck(), 2, only=["buffers"])) + list(check(Raises(), 2, only=["counts", "staleness"]))
+    stuck, *raised = (verdict.broken for verdict in verdicts)
+    assert "Stalled" in stuck and "rank 0: Recv" in stuck
+    assert all("ZeroDivisionError" in broken for broken in raised)
+    assert "wrong_algorithms.py" in verdicts[-1].details
+
+
+def test_names_of_laws_are_checked() -> None:
+    assert [law.name for law in chosen(skip=["counts"])] == [law.name for law in LAWS if law.name != "counts"]
+    with pytest.raises(ConfigError, match="did you mean counts"):
+        chosen(only=["count"])
+    assert all(law.statement.endswith(".") for law in LAWS)
+
+
+def test_the_command_takes_a_class_an_instance_and_a_function(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "mine.py"
+    file.write_text(
+        "from tests.laws.wrong_algorithms import Delayed, LateByTwo\n"
+        "class Mine(Delayed):\n    pass\n"
+        "late = LateByTwo()\n"
+        "def made(delay=1):\n    return Delayed(delay=delay)\n"
+        "number = 3\n"
+    )
+    assert main(["check", f"{file}:Mine", "--only", "staleness"]) == 0
+    assert "1 of 1 laws hold" in capsys.readouterr().out
+    assert main(["check", f"{file}:late", "--only", "staleness"]) == 1
+    assert "staleness: LateByTwo-2: staleness is at most the declared 1" in capsys.readouterr().out
+    assert main(["check", f"{file}:made", "--set", "delay=2", "--only", "staleness", "--json"]) == 1
+    assert '"law": "staleness"' in capsys.readouterr().out
+    assert main(["check", f"{file}:number"]) == 2
+    assert "name a class" in capsys.readouterr().err
+    assert main(["check", f"{file}:Mine", "--only", "stale"]) == 2
+    assert "did you mean staleness" in capsys.readouterr().err
+
+
+def test_real_ranks_take_the_steps_of_simulated_ones(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    file = tmp_path / "mine.py"
+    file.write_text(f"import sys\nsys.path.insert(0, {str(FOLDER.parents[1])!r})\n{USES}")
+    assert main(["check", f"{file}:Mine", "--only", "staleness", "--real"]) == 0
+    assert "holds real-ranks" in capsys.readouterr().out
+
+
+USES = "from tests.laws.wrong_algorithms import Own\nclass Mine(Own):\n    pass\n"

@@ -219,3 +219,25 @@ class WritesInFlight(Algorithm):
             gradient.body().mul_(0.5)
             yield Apply((yield Wait(ticket)))
             yield EndStep(step)
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stuck(Algorithm):
+    """Wrong: every rank waits for a message that nobody sends."""
+
+    card: ClassVar[Card] = Card(paper="", staleness="0", bytes_per_step="0", memory="none")
+
+    def worker(self, ctx: Context) -> Program:
+        yield Recv((ctx.rank + 1) % ctx.num_workers, like=torch.zeros(1))
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Raises(Algorithm):
+    """Wrong: an error in the program."""
+
+    card: ClassVar[Card] = Card(paper="", staleness="0", bytes_per_step="0", memory="none")
+
+    def worker(self, ctx: Context) -> Program:
+        yield Discard((yield Backward(ctx.first_step // 0)))
