@@ -73,7 +73,7 @@ FURTHER: dict[str, tuple[str, ...]] = {  # modules that pages import from -> nam
     "workbench.clusters.emulated": ("EmulatedNetwork",),
     "workbench.calibration": (),
     "workbench.theory": (),
-    "workbench.program": ("Replicas",),
+    "workbench.program": ("Replicas", "Restart", "Update"),
     "workbench.runtimes.reference": ("ReferenceRuntime",),
     "workbench.rng": ("generator",),
     "workbench.errors": ("WorkbenchError", "ConfigError", "RunNotFound", "LaunchError"),

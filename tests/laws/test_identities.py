@@ -14,7 +14,6 @@ import pytest
 from torch import Tensor
 
 from tests.laws import tiny
-from tests.laws.sentences import assert_near
 from tests.laws.test_state import groups
 from tests.laws.train import train
 from tests.laws.variants import find_algorithms, in_step, name_of, variants
@@ -57,6 +56,7 @@ from workbench.algorithms import (
 from workbench.algorithms.gossip import GossipAlgorithm
 from workbench.codecs import ErrorFeedback, TopK
 from workbench.collectives import Once
+from workbench.laws.sentences import assert_near
 from workbench.program import Algorithm
 from workbench.settings import Settings
 from workbench.topologies import Complete, RandomPairs, Star

@@ -10,11 +10,11 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from tests.laws import tiny
-from tests.laws.sentences import assert_holds
 from tests.laws.test_averages import loss_at
 from tests.laws.train import by_turns, train
 from tests.laws.variants import in_step, name_of, representatives
 from workbench.algorithms import ADPSGD, DPSGD, SPARTA, LocalSGD, NoCommunication, PipeSGD, SlowMo
+from workbench.laws.sentences import assert_holds
 from workbench.program import Algorithm
 from workbench.settings import Settings
 from workbench.trace.run import Run

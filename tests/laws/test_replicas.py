@@ -303,7 +303,7 @@ def broken(algorithm: Algorithm, **situation: Any) -> str:
 def test_sums_applied_as_they_arrive_break_it_in_a_sentence() -> None:
     told = broken(ByArrival())
     assert re.match(
-        r"ByArrival-2: replicas are equal after every step: after step \d, rank 1 beside rank 0, coordinate \d+ is",
+        r"ByArrival-2: replicas are equal after every step: after step \d, rank 1 unlike rank 0, coordinate \d+ is",
         told,
     ), told
     assert not broken(ByArrival(lanes=1)), "on one lane they arrive in the order of steps"
@@ -331,7 +331,7 @@ def test_a_basis_that_lanes_share_breaks_it(monkeypatch: pytest.MonkeyPatch) -> 
 
 @pytest.mark.parametrize("collective", [Ring(codec=OwnNoise()), Once(codec=OwnNoise())], ids=repr)
 def test_noise_of_whoever_decodes_breaks_it(collective: Collective) -> None:
-    assert "after step 0, rank 1 beside rank 0" in broken(SynchronousSGD(collective=collective))
+    assert "after step 0, rank 1 unlike rank 0" in broken(SynchronousSGD(collective=collective))
     assert "average 0 of bucket 0, by rank and step" in broken(DiLoCo(every=2, collective=collective))
 
 
@@ -348,6 +348,6 @@ def test_a_server_that_answers_one_rank_otherwise_breaks_it(monkeypatch: pytest.
     monkeypatch.setattr(ServerPort, "reply", wrongly)
     told = broken(BackupSGD(backups=0))
     assert (
-        "version 1 of bucket 0, by rank and step {0: 0, 1: 0, 2: 0}, rank 2 beside rank 0, coordinate 0 is" in told
+        "version 1 of bucket 0, by rank and step {0: 0, 1: 0, 2: 0}, rank 2 unlike rank 0, coordinate 0 is" in told
     ), told
     assert "version 21 of bucket 0" in broken(AsyncSGD()), "until the end each version goes to one rank alone"

@@ -50,11 +50,11 @@ def check_stop(runtime: str, algorithm: Algorithm, how: Settings, first: Trained
     num_workers, law = algorithm.roles(3).num_computing, f"{name_of(algorithm)}: replicas are equal at an end"
     assert first.run.info["status"] == "stopped"
     for rank in range(num_workers):
-        assert_near(law, first.parameters[rank][-1], first.final, 0.0, f"at the early end, rank {rank} beside rank 0")
+        assert_near(law, first.parameters[rank][-1], first.final, 0.0, f"at the early end, rank {rank} unlike rank 0")
     second = train(runtime, 3, algorithm, tiny.problem(), how, resume=first.checkpoint)
     assert second.run.info["status"] == "finished"
     for rank in range(num_workers):
-        assert_near(law, second.parameters[rank][-1], second.final, 0.0, f"at the end, rank {rank} beside rank 0")
+        assert_near(law, second.parameters[rank][-1], second.final, 0.0, f"at the end, rank {rank} unlike rank 0")
         steps = [row["step"] for part in (first, second) for row in part.rows(rank)]
         assert steps == sorted(set(steps)) if skips_steps(algorithm) else steps == list(range(STEPS))
     shards = {update["bucket"] for update in first.run.updates()}
@@ -110,7 +110,7 @@ def test_a_worker_at_its_end_does_not_keep_the_others_from_going_on(algorithm: A
     assert not second.rows(0)
     for rank in range(algorithm.roles(3).num_computing):
         law = f"{name_of(algorithm)}: replicas are equal at the end"
-        assert_near(law, second.parameters[rank][-1], second.final, 0.0, f"at the end, rank {rank} beside rank 0")
+        assert_near(law, second.parameters[rank][-1], second.final, 0.0, f"at the end, rank {rank} unlike rank 0")
 
 
 DETERMINISTIC = (BackupSGD(backups=0), BackupSGD(backups=0, shards=3), BackupSGD(backups=0, dedicated=True))

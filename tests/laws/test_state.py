@@ -10,9 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from tests.laws import tiny
-from tests.laws.sentences import assert_near
 from tests.laws.train import assert_same, train
 from tests.laws.variants import in_step, name_of, variants
+from workbench.laws.sentences import assert_near
 from workbench.program import Replicas, Update
 from workbench.runtimes.checkpoint.reader import leaves
 from workbench.settings import Settings

@@ -59,7 +59,7 @@ def check_equal(algorithm: Algorithm, trained: Trained, num_ranks: int = 3) -> N
     num_computing = algorithm.roles(num_ranks).num_computing
     for rank in range(num_computing):
         if algorithm.replicas.equal_parameters:
-            law = f"{name_of(algorithm)}: replicas are equal after every step, rank {rank} beside rank 0"
+            law = f"{name_of(algorithm)}: replicas are equal after every step, rank {rank} unlike rank 0"
             assert_same(trained.parameters[rank], trained.parameters[0], 0, law)
     if algorithm.replicas != Replicas.NEVER:
         ends = [trained.parameters[rank][-1] for rank in range(num_computing)]

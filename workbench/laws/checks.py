@@ -30,7 +30,7 @@ from workbench.naming import unknown
 from workbench.program import Algorithm
 
 SIZES = (4, 3, 2, 5, 8, 1)  # ranks, in the order in which they are tried
-LIMIT_S = 60.0  # of one law, on a processor: a program may poll for ever
+LIMIT_S = 60.0  # of one law, on a processor: a program may poll without an end
 
 
 def check_averages(algorithm: Algorithm, num_ranks: int) -> None:
@@ -181,9 +181,7 @@ def _limited(seconds: float) -> Iterator[None]:
     """Raise `TimeoutError` in the block after that many seconds of this process, if it is on the main thread."""
 
     def end(_: int, __: FrameType | None) -> None:
-        raise TimeoutError(
-            f"it has not ended after {seconds:.0f} s of computing: a rank waits for ever, or polls for ever"
-        )
+        raise TimeoutError(f"it has not ended after {seconds:.0f} s of computing: does a rank poll without an end?")
 
     try:
         before = signal.signal(signal.SIGPROF, end)

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from workbench.errors import ConfigError
 from workbench.laws.sentences import NotTried, assert_holds, name_of
-from workbench.program import Algorithm, Update
+from workbench.program import Algorithm, Replicas, Update
 from workbench.runtimes.reference import ReferenceRuntime
 
 RATE = 0.25
@@ -25,6 +25,7 @@ ROUNDING = 1e-9
 def check_counts(algorithm: Algorithm, num_ranks: int) -> None:
     """Each rank's gradient of each step counts once at the end of a run, however long the run is."""
     _check_update(algorithm, num_ranks)
+    _check_replicas(algorithm)
     if algorithm.asynchronous or algorithm.depends_on_timing:
         raise NotTried("asynchronous or depends_on_timing: which gradients count is chance")
     if algorithm.update == Update.DIRECTION:
@@ -66,7 +67,17 @@ def _check_update(algorithm: Algorithm, num_ranks: int) -> None:
         assert_holds(law, not local or algorithm.update != Update.MEAN, f"{where}applies its own gradient (Update.OWN)")
 
 
+def _check_replicas(algorithm: Algorithm) -> None:
+    """Where each rank's optimizer has seen other gradients, its state is its own, and a checkpoint keeps each rank's."""
+    if algorithm.update == Update.OWN:
+        law = f"{name_of(algorithm)}: replicas are equal as declared"
+        where = "on any rank: update is OWN, so momenta differ after the first step: declare Replicas.PARAMETERS"
+        assert_holds(law, algorithm.replicas != Replicas.EVERY_STEP, where)
+
+
 def moved(algorithm: Algorithm, num_ranks: int, steps: int) -> ReferenceRuntime:
+    """Return a run in which the gradient of rank i in step t is 1 in coordinate i * steps + t, and 0 elsewhere."""
+
     def single(rank: int, step: int, parameters: Tensor) -> Tensor:
         gradient = torch.zeros_like(parameters)
         gradient[rank * steps + step] = 1.0

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
-from functools import partial
 
 import torch
 from torch import Tensor
@@ -144,7 +144,7 @@ def _check_same_numbers(
             assert_near(law, mine, its, tolerance, f"{where}, on rank {rank} {when}")
 
 
-# -- lateness --------------------------------------------------------------------------------------------------
+# -- a late rank --------------------------------------------------------------------------------------------------
 
 
 def check_late_rank(algorithm: Algorithm, num_ranks: int) -> None:
@@ -183,14 +183,11 @@ def check_buffers(algorithm: Algorithm, num_ranks: int) -> None:
         assert_holds(law, not rank.out, f"on rank {number}: {len(rank.out)} were neither applied nor discarded")
 
 
-def grouped(parameters: list[torch.nn.Parameter], momentum: float = 0.9) -> torch.optim.Optimizer:
+def grouped(parameters: Iterable[torch.nn.Parameter]) -> torch.optim.Optimizer:
     """Return SGD with two parameter groups of different rates and momenta."""
     named = list(parameters)
     groups = [
-        {"params": named[::2], "lr": 0.05, "momentum": momentum, "weight_decay": 0.01},
-        {"params": named[1::2], "lr": 0.02, "momentum": momentum / 2},
+        {"params": named[::2], "lr": 0.05, "momentum": 0.9, "weight_decay": 0.01},
+        {"params": named[1::2], "lr": 0.02, "momentum": 0.45},
     ]
     return torch.optim.SGD([group for group in groups if group["params"]], lr=0.05)
-
-
-plain_groups = partial(grouped, momentum=0.0)

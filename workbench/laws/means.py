@@ -34,6 +34,7 @@ def minimum(rank: int, step: int) -> Tensor:
 
 
 def pulled(rank: int, step: int, parameters: Tensor) -> Tensor:
+    """Return g_i(w) = c (w - x_i[t])."""
     return CURVATURE * (parameters - minimum(rank, step))
 
 
@@ -58,6 +59,7 @@ def states(driver: ReferenceRuntime) -> list[list[Tensor]]:
 
 
 def when(step: int) -> str:
+    """Return the words for a position in `states`."""
     return f"after step {step}" if step < STEPS else "at the end"
 
 

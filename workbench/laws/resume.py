@@ -54,12 +54,12 @@ def check_stops(
                 joined = [*first.parameters[rank], *second.parameters[rank]]
                 _assert_same_steps(law, joined, unbroken.parameters[rank], f"rank {rank}, stopped after step {stop}")
             names = ("step", "samples", *(("loss", "lr", "staleness") if same and in_step else ()))
-            kept = [
+            ours, theirs = (
                 [{name: row[name] for name in names} for row in rows]
                 for rows in ([*first.rows(rank), *second.rows(rank)], unbroken.rows(rank))
-            ]
+            )
             if not algorithm.requires.servers:  # a worker may skip steps
-                assert_same_rows(law, *kept, f"stopped after step {stop}, rank {rank}")
+                assert_same_rows(law, ours, theirs, f"stopped after step {stop}, rank {rank}")
         if algorithm.replicas != Replicas.NEVER:
             ends = [steps[-1] for steps in second.parameters[: algorithm.roles(num_ranks).num_computing]]
             assert_equal_ranks(

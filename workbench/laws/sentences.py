@@ -46,7 +46,7 @@ def assert_equal_ranks(
     apart: dict[int, str] = {}
     for rank, value in zip(names, values, strict=True):
         try:
-            assert_near(law, value, values[0], tolerance, f"{when}, rank {rank} beside rank {names[0]}")
+            assert_near(law, value, values[0], tolerance, f"{when}, rank {rank} unlike rank {names[0]}")
         except Broken as error:
             apart[rank] = str(error)
     if apart:
@@ -88,6 +88,7 @@ def name_of(algorithm: Algorithm) -> str:
 
 
 def word_of(value: object) -> str:
+    """Return a setting in such a name."""
     if not hasattr(value, "all_reduce"):
         return str(value)
     return str(value).replace("()", "")

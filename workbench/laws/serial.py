@@ -64,6 +64,7 @@ def serial(
 
 
 def begin(problem: Problem, settings: Settings) -> tuple[nn.Module, torch.optim.Optimizer, Any]:
+    """Return the model, its optimizer and its schedule (None without one)."""
     torch.manual_seed(derive_seed(settings.seed, "initial-weights"))
     model = problem.model()
     optimizer = (settings.optimizer or problem.optimizer)(
@@ -73,8 +74,10 @@ def begin(problem: Problem, settings: Settings) -> tuple[nn.Module, torch.optim.
 
 
 def sampler_of(problem: Problem, settings: Settings, num_workers: int) -> Sampler:
+    """Return the order of the samples of a run with that many workers."""
     return Sampler(problem.num_samples(), settings.batch_size or problem.batch_size, num_workers, settings.seed)
 
 
 def flat(parameters: Iterable[Tensor]) -> Tensor:
+    """Return the parameters as one vector, in order of registration."""
     return torch.cat([param.detach().reshape(-1) for param in parameters])

@@ -97,6 +97,7 @@ class Trained:
 
     @property
     def final(self) -> Tensor:
+        """Rank 0's parameters at the end of the run."""
         return self.parameters[0][-1]
 
     def rows(self, rank: int) -> list[dict[str, Any]]:
