@@ -105,6 +105,7 @@ def test_a_real_run_is_calibrated_and_its_own_step_is_foretold(runs: Path, tmp_p
 
 def test_a_ddp_loop_is_calibrated_from_its_profile(profiles: list[Path]) -> None:
     found = from_profile(profiles, batch_size=64)
+    assert from_profile(profiles[0].parent, batch_size=64).as_record() == found.as_record(), "a folder is its profiles"
     assert [shape for _, shape in found.shapes.parameters] == SHAPES
     assert found.origin.num_workers == 2 and found.shapes.num_bytes == 4 * sum(map(math.prod, SHAPES))
     assert min(found.pace.forward_s.value, found.pace.backward_s.value, found.pace.update_s.value) > 0
@@ -129,6 +130,10 @@ def test_one_rank_alone_says_what_it_cannot_tell(profiles: list[Path], tmp_path:
         str(tmp_path / "c.json")
         in workbench("calibrate", str(profiles[0]), str(profiles[1]), "-o", str(tmp_path / "c.json")).stdout
     )
+    made = workbench("calibrate", str(profiles[0].parent), "-o", str(tmp_path / "folder.json"))
+    assert str(tmp_path / "folder.json") in made.stdout
+    with pytest.raises(ConfigError, match=r"folder of profiles, not of a run: use calibration.from_profile"):
+        wb.calibration.calibrate(profiles[0].parent)
     assert Calibration.load(tmp_path / "c.json").origin.algorithm == "DistributedDataParallel"
 
 

@@ -24,6 +24,7 @@ from workbench.calibration.observed import Observed, Periods, observe_spans
 from workbench.calibration.parts import Origin, Shapes
 from workbench.collectives import native_bytes
 from workbench.errors import ConfigError
+from workbench.trace.from_profiler import profiles_of
 from workbench.trace.profile import (
     AUTOGRAD,
     EXPORT_HINT,
@@ -74,8 +75,8 @@ def from_profile(
     """Fit compute and network to profiles of a DDP loop.
 
     Args:
-        profile: the path of a Chrome trace (also .gz), a `torch.profiler.profile` that has ended, or several, one for
-            each rank. Profiles of all ranks show how long ranks waited for each other.
+        profile: the path of a Chrome trace (also .gz), a folder with one for each rank, a `torch.profiler.profile`
+            that has ended, or several of these. Profiles of all ranks show how long ranks waited for each other.
         batch_size: samples of a worker in a step; a profile does not contain it.
         workers: number of ranks, if the profile does not contain it (`distributedInfo`).
         cores, latency_s, line_bytes_per_s, seed: as for `calibrate`.
@@ -84,7 +85,7 @@ def from_profile(
     Raises:
         ConfigError: the file is not such a trace, or has no steps, shapes or DDP; the message says how to make one.
     """
-    given = list(profile) if isinstance(profile, list | tuple) else [profile]
+    given = list(profiles_of(profile))
     if not given:
         raise ConfigError(f"no profile was given: {EXPORT_HINT}")
     ranks = [_parse(read_profile(one), position, workers) for position, one in enumerate(given)]

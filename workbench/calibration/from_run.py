@@ -18,6 +18,7 @@ from workbench.errors import ConfigError
 from workbench.gradients import USED, build_layout, trainable
 from workbench.naming import kebab
 from workbench.problems.base import Problem
+from workbench.trace.from_profiler import is_profile_folder
 from workbench.trace.run import Run
 from workbench.trace.store import find_run
 
@@ -43,7 +44,8 @@ def calibrate(
     each from the arrival of the last rank. `notes` lists what the record cannot show.
 
     Args:
-        run: a run, its folder or its name; its algorithm must sum over all ranks, by the library or by messages.
+        run: a run, its folder or its name; its algorithm must sum over all ranks, by the library or by messages. For
+            profiles of torch.profiler use `from_profile`.
         problem: the problem of the run. It gives the shapes of the parameters if the record has none. With it, each
             parameter's share of compute is measured in this process, in about a second.
         cores: number of cores that all ranks shared; None: from the trace, if all ranks ran on one host.
@@ -58,6 +60,8 @@ def calibrate(
             much smaller than those of a sum of this model. The message says what to do.
         RunNotFound: there is no such run.
     """
+    if isinstance(run, str | Path) and is_profile_folder(run):
+        raise ConfigError(f"{run} is a folder of profiles, not of a run: use calibration.from_profile({str(run)!r})")
     run = run if isinstance(run, Run) else Run.load(find_run(run))
     _check(run, cores, latency_s, line_bytes_per_s)
     observed = observe(run)

@@ -137,6 +137,7 @@ def _calibrate(options: argparse.Namespace) -> int:
     from workbench import calibration, problems
     from workbench.clusters.local.probe_ranks import probe_as_rank, probe_new_ranks
     from workbench.runtimes.rank.main import runtime_here
+    from workbench.trace.from_profiler import is_profile_folder
 
     here = runtime_here()
     if options.probe and here is not None:
@@ -148,7 +149,7 @@ def _calibrate(options: argparse.Namespace) -> int:
     rate = {"line_bytes_per_s": parse_rates(options.rate)[0] if options.rate else None}
     common: dict[str, Any] = {"cores": options.cores, "latency_s": options.latency, **rate}
     folder = Path()
-    if all(name.endswith((".json", ".json.gz")) for name in options.run):
+    if all(name.endswith((".json", ".json.gz")) or is_profile_folder(name) for name in options.run):
         if problem is not None:
             raise ConfigError("a profile contains the time of each parameter: leave --problem out")
         found = calibration.from_profile(options.run, batch_size=options.batch_size, workers=options.workers, **common)

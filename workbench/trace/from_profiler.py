@@ -72,7 +72,7 @@ def from_profiler(profile: Any) -> Run:
         ConfigError: there is no profile, two are of one rank, or a profile is empty; the message says how to make
             one. Or a file of `Run.export_chrome` was changed, or was given together with others.
     """
-    files = [read_trace_file(one) for one in _each(profile)]
+    files = [read_trace_file(one) for one in profiles_of(profile)]
     if not files:
         raise ConfigError(f"{profile} holds no profile ({' or '.join(FILES)}): {EXPORT_HINT}")
     exported = [(trace, name) for trace, name in files if is_export(trace)]
@@ -118,7 +118,13 @@ def _name(profile: Any, first: Profile) -> str:
     return Path(profile).resolve().name if folder else Path(first.name).name.partition(".")[0]
 
 
-def _each(profile: Any) -> Iterator[Any]:
+def is_profile_folder(path: str | Path) -> bool:
+    """Return True for a folder that holds Chrome traces, and no run."""
+    folder = Path(path)
+    return not (folder / "run.json").exists() and any(True for pattern in FILES for _ in folder.glob(pattern))
+
+
+def profiles_of(profile: Any) -> Iterator[Any]:
     """Yield the files of a folder, or the given profiles."""
     for one in profile if isinstance(profile, list | tuple) else [profile]:
         if not hasattr(one, "export_chrome_trace") and Path(one).is_dir():

@@ -24,6 +24,7 @@ from workbench.errors import ConfigError, WorkbenchError
 from workbench.machine import num_cores
 from workbench.problems.base import Problem
 from workbench.settings import OptimizerFactory
+from workbench.trace.from_profiler import is_profile_folder
 from workbench.trace.run import Run
 from workbench.trace.store import find_run
 
@@ -57,6 +58,8 @@ def calibration_of(calibrated: Calibrated, problem: Problem, batch_size: int) ->
         found = _of_run(calibrated, problem, batch_size)
     elif not isinstance(calibrated, str | Path):
         found = from_profile([str(path) for path in calibrated], batch_size=batch_size)
+    elif is_profile_folder(calibrated):
+        found = from_profile(calibrated, batch_size=batch_size)
     elif str(calibrated).endswith((".json", ".json.gz")):
         path = Path(calibrated)
         traced = path.suffix == ".gz" or '"traceEvents"' in path.read_text()[:100_000] if path.exists() else False
