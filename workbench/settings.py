@@ -96,7 +96,7 @@ class Settings:
         progress: how background communication makes progress while a rank computes: see
             `runtimes.execution.progress`.
         on_failure: what synchronous ranks do if one of them is lost: "stop", or "shrink" to continue with the others
-            (gloo, Open MPI 5). On gloo, algorithms with servers always continue if a worker is lost.
+            (gloo, Open MPI 5). There, algorithms with servers always continue if a worker is lost.
         threads: compute threads of a rank; None: share the machine's cores among its ranks.
         checkpoint_every: steps between checkpoints that are written during training. A run that crashed continues
             from the newest. None: a checkpoint is written only when the run is stopped.

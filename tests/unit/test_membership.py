@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from workbench.algorithms import AsyncSGD, BackupSGD, NoCommunication, PartialAllReduce, SynchronousSGD
+from workbench.algorithms import AsyncSGD, BackupSGD, NoCommunication, PartialAllReduce, SynchronousSGD, find
+from workbench.algorithms import names as names_of_algorithms
 from workbench.errors import ConfigError, PeerFailed
-from workbench.program import Algorithm
+from workbench.program import Algorithm, Elasticity
 from workbench.runtimes.elastic.policy import check_shrinks, enable_elasticity
 from workbench.runtimes.liveness.membership import Membership
 from workbench.runtimes.transport.base import Deadline, Handle
 from workbench.runtimes.transport.fault_tolerant import PeerHandle
+
+ROOT = Path(__file__).parents[2]
 
 
 class Never(Handle):
@@ -73,6 +77,22 @@ def test_a_library_that_ends_all_ranks_is_named_at_the_start(
     expected = ["MPICH 4.2 ends all ranks when one is killed"] * warns
     assert [record.message.partition(", so")[0] for record in caplog.records] == expected
     assert all("--runtime torch" in record.message and "--with-ft ulfm" in record.message for record in caplog.records)
+
+
+def test_the_page_on_failures_says_of_each_algorithm_what_a_killed_rank_does() -> None:
+    """Its table has a row for each kind, and no algorithm is missing or in two rows."""
+    page = (ROOT / "docs" / "how-to" / "failures-and-resume.md").read_text()
+    table = page.partition("| algorithm | a killed rank | how to ask for it |")[2].partition("\n\n")[0]
+    said: dict[str, Elasticity] = {}
+    for line in table.splitlines()[2:]:
+        names, happens, how = (cell.strip() for cell in line.strip("|").split("|"))
+        continues = Elasticity.LOSES_WORKERS if "not rank 0" in happens else Elasticity.SHRINKS_ALWAYS
+        kind = {"nothing to do": continues, '`on_failure="shrink"`': Elasticity.SHRINKS}.get(how, Elasticity.NONE)
+        for name in re.findall(r"`(\w+)`", names):
+            assert name not in said
+            said[name] = kind
+    algorithms = [find(name)() for name in names_of_algorithms()]
+    assert said == {type(each).__name__: each.elasticity for each in algorithms}
 
 
 def test_a_refusal_says_what_continues() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 from workbench.errors import ConfigError
 from workbench.logs import LOG
 from workbench.program import Algorithm, Elasticity, can_lose
@@ -10,8 +12,10 @@ from workbench.runtimes.liveness.membership import FAULT_TOLERANT, Membership
 from workbench.runtimes.transport.base import Transport
 
 NEEDED = (  # where ranks survive a killed one
-    f"runtime='torch' (--runtime torch) on CPUs, or Open MPI 5 under `mpiexec {' '.join(FAULT_TOLERANT)}`"
+    "runtime='torch' on CPUs (`workbench train --runtime torch`, `Cluster(launcher='torch')`), or Open MPI 5 under "
+    f"`mpiexec {' '.join(FAULT_TOLERANT)}`"
 )
+TORCHRUN_VARIABLE = "TORCHELASTIC_RUN_ID"  # torchrun sets it for its ranks
 
 
 def enable_elasticity(transport: Transport, detector: FailureDetector, algorithm: Algorithm, on_failure: str) -> None:
@@ -29,8 +33,9 @@ def enable_elasticity(transport: Transport, detector: FailureDetector, algorithm
             f"{transport.library} ends all ranks when one ends: on_failure='shrink' needs {NEEDED}; else use "
             "on_failure='stop', and resume from the checkpoint"
         )
-    if transport.rank == 0 and not transport.can_shrink and tolerates_loss(algorithm, on_failure, num_ranks):
-        LOG.warning("%s", why_all_end(algorithm, transport.library))
+    ends_all = "torchrun" if TORCHRUN_VARIABLE in os.environ else "" if transport.can_shrink else transport.library
+    if transport.rank == 0 and ends_all and tolerates_loss(algorithm, on_failure, num_ranks):
+        LOG.warning("%s", why_all_end(algorithm, ends_all))
     if any(without) or shrinks:
         transport.members = Membership(detector, without.__getitem__, shrinks=shrinks)
 
@@ -40,10 +45,10 @@ def tolerates_loss(algorithm: Algorithm, on_failure: str, num_ranks: int) -> boo
     return num_ranks > 1 and any(can_be_replaced(algorithm, on_failure, rank, num_ranks) for rank in range(num_ranks))
 
 
-def why_all_end(algorithm: Algorithm, library: str) -> str:
+def why_all_end(algorithm: Algorithm, starter: str) -> str:
     """Return the warning that a run ends with its first killed rank, though its algorithm could continue."""
     return (
-        f"{library} ends all ranks when one is killed, so this run of {type(algorithm).__name__} does not continue "
+        f"{starter} ends all ranks when one is killed, so this run of {type(algorithm).__name__} does not continue "
         f"without a worker. To continue, use {NEEDED}"
     )
 
