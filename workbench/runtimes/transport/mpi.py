@@ -218,6 +218,8 @@ class MpiTransport(Transport):
 
     def announce_failure(self, reason: str) -> None:
         payload, self._last_failure = reason.encode()[:4000], reason
+        if self.can_shrink and not self._failure:
+            self._failure.append(reason)  # of two ranks, the one that remains hears it from nobody else
         for peer in range(self.num_workers):
             if peer != self.rank:
                 with suppress(MPI.Exception) if self.can_shrink else nullcontext():  # that peer is gone
