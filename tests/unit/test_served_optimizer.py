@@ -128,6 +128,21 @@ def test_settings_are_sent_as_differences_and_set_exactly() -> None:
         sent.differences()
 
 
+def test_what_a_servers_steps_change_in_its_settings_stays() -> None:
+    """Its optimizer doubles its own rate. Then the worker's loop halves the rate: both factors apply."""
+    worker, server = (torch.optim.SGD(model().parameters(), lr=0.1) for _ in range(2))
+    sent, rates = SentSettings(worker), []
+    last = None
+    for step in range(4):
+        if step == 2:
+            worker.param_groups[0]["lr"] = 0.05
+        last = sent.set(server, sent.differences(), last)
+        rates.append(server.param_groups[0]["lr"])
+        if step == 0:
+            server.param_groups[0]["lr"] *= 2
+    assert rates == pytest.approx([0.1, 0.2, 0.1, 0.1])
+
+
 @pytest.mark.parametrize("options", [{"clip_norm": 1.0}, {"keep_gradients": True}], ids=str)
 def test_options_that_need_the_mean_gradient_are_refused(options: dict[str, Any]) -> None:
     one = model()
