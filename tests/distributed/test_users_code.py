@@ -30,6 +30,7 @@ from workbench.algorithms import (
 from workbench.errors import ConfigError, RankMismatch
 from workbench.program import Algorithm
 from workbench.replica.backward import SMALL_BYTES
+from workbench.replica.replica import compute_threads
 from workbench.runtimes.user_loop.trainer import Trainer
 from workbench.topologies import Complete
 
@@ -456,7 +457,8 @@ def test_synchronous_algorithms_train_as_ddp_does(algorithm: Algorithm, of_ddp: 
 @pytest.mark.parametrize("algorithm", OTHERS, ids=str)
 def test_late_and_local_algorithms_train_as_a_plain_loop_does(algorithm: Algorithm) -> None:
     found = shared_pool("torch", NUM_RANKS, compiler=True).run(with_trainer, algorithm)
-    expected = {name: alone(algorithm, case) for name, case in CASES.items()}
+    with compute_threads(1):
+        expected = {name: alone(algorithm, case) for name, case in CASES.items()}
     for rank in range(NUM_RANKS):
         check(algorithm, rank, {name: both[rank] for name, both in expected.items()}, found[rank])
 
