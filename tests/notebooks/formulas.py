@@ -49,12 +49,11 @@ def evaluations_of(run: Any) -> list[dict[str, float]]:
                 shares.setdefault(row["step"], []).append(row)
     found = []
     for step in sorted(shares):
-        total = {
-            key: sum(row["evaluation"][key] for row in shares[step])
-            for key in ("loss_sum", "count", "correct", "judged")
-        }
+        parts = [row["evaluation"] for row in shares[step]]
+        total = {key: sum(part[key] for part in parts) for key in ("loss_sum", "correct", "judged")}
+        weight = sum(part.get("loss_weight", part["count"]) for part in parts)  # older runs have no weight
         seconds = max(row["seconds"] for row in shares[step])
-        loss, accuracy = total["loss_sum"] / total["count"], total["correct"] / total["judged"]
+        loss, accuracy = total["loss_sum"] / weight, total["correct"] / total["judged"]
         found.append({"step": step, "seconds": seconds, "loss": loss, "accuracy": accuracy})
     return found
 

@@ -28,7 +28,10 @@ def evaluations_of(run: Any) -> list[tuple[int, float, float]]:
             if "evaluation" in row:
                 found.setdefault(row["step"], []).append(row["evaluation"])
     total = {step: {key: sum(part[key] for part in parts) for key in parts[0]} for step, parts in sorted(found.items())}
-    return [(step, part["loss_sum"] / part["count"], part["correct"] / part["judged"]) for step, part in total.items()]
+    return [
+        (step, part["loss_sum"] / part.get("loss_weight", part["count"]), part["correct"] / part["judged"])
+        for step, part in total.items()
+    ]
 
 
 def losses_of(run: Any) -> Array:

@@ -209,7 +209,7 @@ class LocalTraining:
 
     def _sums(self, model: nn.Module, share: int, num_shares: int) -> dict[str, Any]:
         assert self._test is not None
-        sums = {**_no_sums(), "shares": num_shares}
+        sums = {**self._no_sums(), "shares": num_shares}
         measured = Measurement(self.problem.named_metrics(), whole_batch=self.problem.whole_batch)
         for read, number in self._test.batches(EVALUATION_BATCH, share, num_shares):
             batch = to_device(read, self.device)
@@ -224,6 +224,11 @@ class LocalTraining:
             sums["metrics"] = measured.sums(states=first)
         return sums
 
+    def _no_sums(self) -> dict[str, Any]:
+        """Return the sums of an evaluation without samples."""
+        none = None if self.problem.correct is None else 0
+        return {"loss_sum": 0.0, "loss_weight": 0.0, "correct": none, "judged": none, "count": 0}
+
     def _add(
         self, sums: dict[str, Any], measured: Measurement, model: nn.Module, batch: Batch, number: int, loss: Tensor
     ) -> None:
@@ -236,8 +241,8 @@ class LocalTraining:
         measured.add(model, batch, number)
         if problem.correct is not None:
             correct, judged = problem.count_correct(model, batch)
-            sums["correct"] = (sums["correct"] or 0) + int(correct)
-            sums["judged"] = (sums["judged"] or 0) + int(judged)
+            sums["correct"] += int(correct)
+            sums["judged"] += int(judged)
 
     @torch.no_grad()
     def _rehearse_evaluation(self) -> None:
@@ -259,7 +264,7 @@ class LocalTraining:
             loss = self.problem.first_loss(model, batch)
             with self.problem.naming(batch):
                 measured = Measurement(self.problem.named_metrics(), whole_batch=self.problem.whole_batch)
-                self._add(_no_sums(), measured, model, batch, number, loss)
+                self._add(self._no_sums(), measured, model, batch, number, loss)
                 if measured.has_states:
                     measured.add_to_states(model, batch)
                     measured.check_states()
@@ -315,11 +320,6 @@ class LocalTraining:
             "num_samples": self.sampler.share_size(step, self.rank),
             "lr": self._lr(),
         }
-
-
-def _no_sums() -> dict[str, Any]:
-    """Return the sums of an evaluation without samples."""
-    return {"loss_sum": 0.0, "loss_weight": 0.0, "correct": None, "judged": None, "count": 0}
 
 
 def _seed_generators(seed: int, device: torch.device) -> None:
