@@ -18,6 +18,8 @@ import torch
 from torch import Tensor, nn
 
 from tests.distributed.pool import shared_pool
+from tests.laws import tiny
+from tests.laws.train import train
 from workbench.algorithms import (
     DPSGD,
     DeAR,
@@ -32,6 +34,7 @@ from workbench.program import Algorithm
 from workbench.replica.backward import SMALL_BYTES
 from workbench.replica.replica import compute_threads
 from workbench.runtimes.user_loop.trainer import Trainer
+from workbench.settings import Settings
 from workbench.topologies import Complete
 
 NUM_RANKS, NUM_STEPS = 2, 10
@@ -527,6 +530,9 @@ def test_a_forward_pass_that_changes_parameters_is_refused_if_replicas_must_be_e
         with pytest.raises(ConfigError, match=r"0 has max_norm=1: .*torch.renorm"):
             pool.run(max_norm, algorithm)
     assert pool.run(max_norm, LocalSGD(every=2)) == ["not refused"] * NUM_RANKS
+    problem = tiny.problem(lambda: nn.Sequential(nn.Embedding(5, 2, max_norm=1.0), nn.Flatten(), nn.Linear(6, 3)))
+    with pytest.raises(ConfigError, match=r"0 has max_norm=1"):
+        train("simulated", 2, SynchronousSGD(), problem, Settings(steps=1))
 
 
 # -- micro-batches that read a loop's variables -----------------------------------------------------------------

@@ -128,6 +128,16 @@ def test_settings_are_sent_as_differences_and_set_exactly() -> None:
         sent.differences()
 
 
+def test_a_hook_that_is_registered_between_two_steps_is_refused() -> None:
+    one = model()
+    optimizer = torch.optim.SGD(one.parameters(), lr=0.1)
+    trainer = Trainer(one, optimizer, AsyncSGD())
+    trainer.step(lambda: one(torch.ones(2, 3, dtype=torch.float64)).mean())
+    optimizer.register_step_post_hook(lambda *arguments: None)
+    with pytest.raises(ConfigError, match="SGD cannot be copied: it has step_post_hook, which servers would not call"):
+        trainer.step(lambda: one(torch.ones(2, 3, dtype=torch.float64)).mean())
+
+
 def test_what_a_servers_steps_change_in_its_settings_stays() -> None:
     """Its optimizer doubles its own rate. Then the worker's loop halves the rate: both factors apply."""
     worker, server = (torch.optim.SGD(model().parameters(), lr=0.1) for _ in range(2))

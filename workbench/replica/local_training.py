@@ -21,6 +21,7 @@ from workbench.replica.backward import MicroBatch
 from workbench.replica.gradient_guard import GradientReport, LossWatch, entries_of, guard_of
 from workbench.replica.optimizer_step import (
     build_optimizer,
+    check_forward,
     check_per_parameter,
     check_schedule_takes_rate,
     set_first_rates,
@@ -64,6 +65,7 @@ class LocalTraining:
         self._readers: dict[int, Reader] = {}  # rank -> its reader
         self._fits = False  # whether the model has taken a batch
         self.replica = build_replica(algorithm, problem, settings, device)
+        check_forward(algorithm, self.replica.model, num_workers)
         self.replica.total_weight = lambda step: self.sampler.total_weight(step)  # the sampler may be replaced later
         self.guard = self.replica.guard = guard_of(self.replica, settings, rank)
         self.loss_watch = LossWatch(settings.divergence_ratio, lambda: self.replica.lr)

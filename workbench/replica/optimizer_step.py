@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from workbench.errors import ConfigError
 from workbench.gradients import Layout
+from workbench.program import Algorithm, Replicas
 from workbench.settings import OptimizerFactory, ScheduleFactory
 
 _NOT_COMPILED = ("add_param_group", "load_state_dict", "state_dict")  # methods that torch excludes from its compiler
@@ -456,6 +457,22 @@ def check_not_wrapped(model: nn.Module) -> None:
                     "inside (model.module) and call that one in the step's function, or make the Trainer instead of "
                     "the wrapper"
                 )
+
+
+def check_forward(algorithm: Algorithm, model: nn.Module, num_workers: int) -> None:
+    """Raise `ConfigError` for a module whose forward pass changes parameters, if these must be equal on all ranks.
+
+    `max_norm` of an embedding shrinks the rows that this rank's batch reads.
+    """
+    if num_workers == 1 or (algorithm.replicas != Replicas.EVERY_STEP and not algorithm.requires.servers):
+        return
+    for name, module in model.named_modules():
+        if isinstance(module, nn.Embedding | nn.EmbeddingBag) and module.max_norm is not None:
+            raise ConfigError(
+                f"{name or type(module).__name__} has max_norm={module.max_norm:g}: its forward pass changes the rows of "
+                "this rank's batch, and other ranks do not. Leave max_norm out, and limit all rows after each step on "
+                "every rank: with torch.no_grad(): weight.copy_(torch.renorm(weight, 2, 0, max_norm))"
+            )
 
 
 @final

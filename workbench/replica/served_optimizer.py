@@ -108,8 +108,9 @@ class SentSettings:
         """The present settings, minus those at the start.
 
         Raises:
-            ConfigError: a parameter group was added.
+            ConfigError: a parameter group was added, or a hook of `step()`.
         """
+        _check_plain(self._optimizer)
         present = _numbers(self._optimizer)
         if len(present) != self.num:
             raise ConfigError(

@@ -11,11 +11,11 @@ from collections.abc import Sequence
 import torch
 
 from workbench.content import code_digest
-from workbench.errors import ConfigError, RankMismatch
+from workbench.errors import RankMismatch
 from workbench.gradients import Layout
 from workbench.problems.base import Problem, epoch_order
 from workbench.problems.loading import ENDLESS, Source
-from workbench.program import Algorithm, Replicas
+from workbench.program import Algorithm
 from workbench.runtimes.execution.interpreter import Interpreter
 from workbench.runtimes.liveness.membership import require_all
 from workbench.runtimes.rank.fingerprint import package_digest, source_digest
@@ -78,22 +78,6 @@ def _text_of(value: object) -> str:
     if isinstance(value, int | float | str | None):
         return repr(value)
     return str(getattr(value, "__qualname__", type(value).__qualname__))
-
-
-def check_forward(algorithm: Algorithm, model: torch.nn.Module, num_workers: int) -> None:
-    """Raise `ConfigError` for a module whose forward pass changes parameters, if these must be equal on all ranks.
-
-    `max_norm` of an embedding shrinks the rows that this rank's batch reads.
-    """
-    if num_workers == 1 or (algorithm.replicas != Replicas.EVERY_STEP and not algorithm.requires.servers):
-        return
-    for name, module in model.named_modules():
-        if isinstance(module, torch.nn.Embedding | torch.nn.EmbeddingBag) and module.max_norm is not None:
-            raise ConfigError(
-                f"{name or type(module).__name__} has max_norm={module.max_norm:g}: its forward pass changes the rows of "
-                "this rank's batch, and other ranks do not. Leave max_norm out, and limit all rows after each step on "
-                "every rank: with torch.no_grad(): weight.copy_(torch.renorm(weight, 2, 0, max_norm))"
-            )
 
 
 def facts_of_run(

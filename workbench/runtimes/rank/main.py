@@ -37,7 +37,6 @@ from workbench.runtimes.liveness.rendezvous import wait_for_all
 from workbench.runtimes.rank.callback_thread import CallbackThread
 from workbench.runtimes.rank.consistency import (
     check_consistency,
-    check_forward,
     facts_of_optimizer,
     facts_of_run,
 )
@@ -314,7 +313,6 @@ def _train(
     job.algorithm.check(num_workers)
     worker = LocalTraining(job.algorithm, job.problem, settings, rank, num_workers, transport.device)
     replica = worker.replica
-    check_forward(job.algorithm, replica.model, num_workers)
     enable_elasticity(transport, detector, job.algorithm, settings.on_failure)
     header = {"host": socket.gethostname(), "pid": os.getpid(), "device": str(transport.device)}
     header |= {"machine": _machine(), "threads": torch.get_num_threads(), "cores": num_cores(), **when_begun()}

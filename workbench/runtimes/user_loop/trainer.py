@@ -31,6 +31,7 @@ from workbench.program import (
 )
 from workbench.replica.backward import MicroBatch
 from workbench.replica.gradient_guard import GradientGuard, GradientReport, entries_of
+from workbench.replica.optimizer_step import check_forward
 from workbench.replica.replica import Replica, evaluation_mode
 from workbench.runtimes.execution.interpreter import Interpreter
 from workbench.runtimes.execution.progress import check_lanes
@@ -39,7 +40,6 @@ from workbench.runtimes.execution.slept_compute import LatePasses, SleptCompute,
 from workbench.runtimes.liveness.failure_detector import FailureDetector
 from workbench.runtimes.rank.consistency import (
     check_consistency,
-    check_forward,
     facts_of_layout,
     facts_of_optimizer,
     versions,
