@@ -147,9 +147,10 @@ def situation(number: int, algorithm: Algorithm) -> Situation:
 
 def check(algorithm: Algorithm, situation: Situation) -> list[Seen]:
     """Raise unless ranks are equal when the algorithm says so, and take over equal values. Return their values."""
-    ranks = check_equal(algorithm, situation)
+    ranks = run(algorithm, situation)
     if algorithm.replicas != Replicas.NEVER and takes_the_same_over(algorithm):
         check_taken(algorithm, ranks)
+    check_equal(algorithm, situation, ranks)
     return ranks
 
 

@@ -51,6 +51,9 @@ PREDICTIONS: tuple[Selection, ...] = (("tests/unit/test_calibration.py", "-k", "
 STREAMS: tuple[Selection, ...] = (("tests/unit/test_streams.py",),)
 SLEPT: tuple[Selection, ...] = (("tests/laws/test_slept_compute.py",),)
 TRAINER: tuple[Selection, ...] = (("tests/unit/test_trainer_alone.py",),)
+LAWS: tuple[Selection, ...] = (("tests/laws/test_check.py", "-k", "wrong_algorithm"),)
+REFERENCE: tuple[Selection, ...] = (("tests/unit/test_reference.py",),)
+AFTER_THE_LOOP: tuple[Selection, ...] = (("tests/distributed/test_after_the_loop.py",),)
 CONSERVATION: tuple[Selection, ...] = (("tests/laws/test_conservation.py",),)
 
 
@@ -1772,5 +1775,87 @@ MUTANTS: tuple[Mutant, ...] = (
         "return None",
         "finish() after the with block does not return the recorded run",
         TRAINER,
+    ),
+    _M(
+        "trainer-waits-before-the-end",
+        "runtimes/user_loop/trainer.py",
+        "alone = self._algorithm.asynchronous and not self._served",
+        "alone = False",
+        "ranks at their own steps wait for each other before the code after their loop",
+        AFTER_THE_LOOP,
+    ),
+    # -- the reference runtime, and the laws of `workbench check` ------------------------------------------------
+    _M(
+        "reference-no-time-out",
+        "runtimes/reference.py",
+        "times.append(self.now + self.request.timeout_s)",
+        "times.append(self.now + 1e9)",
+        "a WaitAny does not end at its time-out",
+        REFERENCE,
+    ),
+    _M(
+        "reference-late-ticket",
+        "runtimes/reference.py",
+        "if ticket.done and (ticket.runtime or 0.0) <= process.now:",
+        "if ticket.done:",
+        "a ticket that is done after the time-out counts",
+        REFERENCE,
+    ),
+    _M(
+        "reference-server-s-copy",
+        "runtimes/reference.py",
+        "updated = here.copy_of_server() if request.server_copy else here",
+        "updated = here",
+        "a server updates the replica",
+        REFERENCE,
+    ),
+    _M(
+        "reference-seal",
+        "runtimes/reference.py",
+        "assert _seal(value) == seal",
+        "assert _seal(value) == _seal(value)",
+        "a value may be written while it is sent",
+        REFERENCE,
+    ),
+    _M(
+        "laws-far-away",
+        "laws/convergence.py",
+        "away <= FAR * DISTANCE",
+        "away <= 1e300",
+        "a training that diverges is not seen where it begins to",
+        LAWS,
+    ),
+    _M(
+        "laws-lost-gradient",
+        "laws/counts.py",
+        "assert_holds(law, times != 0,",
+        "assert_holds(law, True,",
+        "a gradient that is lost on one rank too counts as often as it should",
+        LAWS,
+    ),
+    _M(
+        "laws-count",
+        "laws/counts.py",
+        "abs(times - due) <= ROUNDING",
+        "abs(times - due) <= 9",
+        "a sum that is not divided passes",
+        LAWS,
+    ),
+    _M("laws-staleness", "laws/declared.py", 'late = row["staleness"] or 0', "late = 0", "no staleness is seen", LAWS),
+    _M(
+        "laws-resume",
+        "laws/resume.py",
+        "if same and in_step:",
+        "if False:",
+        "parameters of a resumed run are not compared",
+        LAWS,
+    ),
+    _M(
+        "laws-in-flight",
+        "laws/training.py",
+        "check_in_flight=True",
+        "check_in_flight=False",
+        "a write into a buffer in flight is not seen by the simulator",
+        LAWS,
     ),
 )

@@ -345,3 +345,18 @@ def test_a_time_out_that_is_repeated_ends_in_a_random_order_too() -> None:
 def test_no_tickets_are_refused() -> None:
     with pytest.raises(ValueError, match="give at least one"):
         answers(one(lambda ctx: WaitAny(())))
+
+
+def test_a_value_that_is_written_while_it_is_sent_is_an_error() -> None:
+    def sending(ctx: Context) -> Program:
+        value = flat(0)
+        ticket = yield Start(Send(1, value))
+        value.zero_()
+        yield Wait(ticket)
+
+    def receiving(ctx: Context) -> Program:
+        yield Discard((yield Backward(0)))
+        yield Recv(0, like=flat(0))
+
+    with pytest.raises(AssertionError, match="rank 0 in step 0 wrote a value while it was sent"):
+        answers(sending, receiving)

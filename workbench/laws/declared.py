@@ -30,9 +30,9 @@ TIMINGS = (  # (latency, spread of the steps' times): sums are fast and late, ra
 # -- replicas --------------------------------------------------------------------------------------------------
 
 
-def check_equal(algorithm: Algorithm, situation: Situation) -> list[Seen]:
-    """Raise unless ranks are equal when the algorithm says so, with any delays. Return their values."""
-    ranks, law = run(algorithm, situation), f"{name_of(algorithm)}: replicas are equal"
+def check_equal(algorithm: Algorithm, situation: Situation, ranks: list[Seen]) -> None:
+    """Raise unless ranks are equal when the algorithm says so; `ranks` are the values of `run(algorithm, situation)`."""
+    law = f"{name_of(algorithm)}: replicas are equal"
     if algorithm.replicas.equal_parameters:
         for step, held in enumerate(zip(*(rank.steps for rank in ranks), strict=True)):
             when = f"after step {step}" if step < situation.steps else "at the end"
@@ -41,7 +41,6 @@ def check_equal(algorithm: Algorithm, situation: Situation) -> list[Seen]:
         assert_equal_ranks(
             f"{law} at the end", [rank.steps[-1] for rank in ranks], f"after step {situation.steps - 1}, at the end"
         )
-    return ranks
 
 
 def check_replicas(algorithm: Algorithm, num_ranks: int) -> None:
@@ -49,7 +48,8 @@ def check_replicas(algorithm: Algorithm, num_ranks: int) -> None:
     if algorithm.replicas == Replicas.NEVER:
         raise NotTried("replicas is NEVER: ranks may differ")
     for seed, pause_s in enumerate((3.0, 0.5, 0.0)):
-        check_equal(algorithm, Situation(num_ranks=num_ranks, steps=11, pause_s=pause_s, seed=seed))
+        situation = Situation(num_ranks=num_ranks, steps=11, pause_s=pause_s, seed=seed)
+        check_equal(algorithm, situation, run(algorithm, situation))
 
 
 # -- staleness -------------------------------------------------------------------------------------------------
