@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import logging
 import os
@@ -17,6 +18,7 @@ import pytest
 import workbench as wb
 from workbench import progress
 from workbench.cli.main import main
+from workbench.cli.train import _progress
 from workbench.clusters.folder_results import follow_ends
 from workbench.clusters.run_handle import RunHandle
 from workbench.logs import LOG, UnconfiguredHandler, is_quiet, shown_on_stderr
@@ -135,6 +137,29 @@ def test_a_message_stands_above_the_progress_line(
         LOG.warning("the disk is nearly full")
     said = capsys.readouterr().err
     assert re.search(r"0/9 .*\r +\rworkbench: the disk is nearly full\n\r.*3/9 ", said), repr(said)
+
+
+def test_the_command_says_who_is_waited_for_and_who_has_left(runs: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Ranks write it into their log, and into the record."""
+    folder = new_run({"algorithm": {"name": "BackupSGD"}, "num_workers": 3})
+    options = argparse.Namespace(json=True)
+    waits = "waiting 10 s for the all-reduce of step 3: rank 2 has not arrived (stopped, in backward of step 3)"
+    with _progress(folder, options) as watch, (folder / "ranks.log").open("w") as log:
+        watch()
+        print("words of a rank", f"workbench: {waits}", "workbench: waiting 20", sep="\n", end="", file=log, flush=True)
+        watch()
+        watch()
+        print(" s for the barrier", file=log, flush=True)
+        watch()
+        left = {"rank": 2, "why": "its process has ended", "unix_s": 1.0, "seen_by": 0, "seconds": 1.5, "step": 3}
+        update_run(folder, departures=[left])
+        watch()
+        watch()
+    assert [record.message for record in caplog.records] == [
+        f"a rank is {waits}",
+        "a rank is waiting 20 s for the barrier",
+        "the run continues with 2 of 3 ranks: rank 2 left at step 3 (its process has ended)",
+    ]
 
 
 def test_a_wait_tells_the_step_of_how_many_and_the_time_left(runs: Path) -> None:

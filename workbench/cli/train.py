@@ -15,6 +15,7 @@ from workbench.errors import ConfigError, RunNotFound
 from workbench.logs import LOG, is_quiet
 from workbench.run_spec import add_train_options, report, resolve, run_simulated
 
+WAITS = "workbench: waiting "  # how a rank's report of a long wait begins (`Deadline`)
 NEWEST_ROWS = 2  # that the progress line needs of each rank: the last one may be an evaluation
 EXAMPLES = """
   workbench train pipe-sgd --problem digits-mlp --workers 2 --epochs 5 --width 2
@@ -154,9 +155,18 @@ def _join(options: argparse.Namespace, algorithm: Any, problem: Any, settings: A
     return 0
 
 
+def _read_from(path: Path, offset: int) -> bytes:
+    """Return what a file has after that many bytes, without an incomplete last line."""
+    with suppress(OSError), path.open("rb") as file:
+        file.seek(offset)
+        text = file.read()
+        return text[: text.rfind(b"\n") + 1]
+    return b""
+
+
 @contextmanager
 def _progress(folder: Path, options: argparse.Namespace) -> Iterator[Callable[[], None]]:
-    """Give a function that updates a progress line from the run's folder, and warns of ranks that have left.
+    """Give a function that updates a progress line from the run's folder, and warns of ranks that left or wait long.
 
     The line begins with the first step.
     """
@@ -166,14 +176,19 @@ def _progress(folder: Path, options: argparse.Namespace) -> Iterator[Callable[[]
     from workbench.trace.store import read_info
 
     follower, shown, line = Follower(folder, most_rows=NEWEST_ROWS), not options.json and not is_quiet(), None
-    departures = ""
+    departures, num_read = "", 0
 
     def show() -> None:
-        nonlocal line, departures
+        nonlocal line, departures, num_read
         with suppress(RunNotFound):  # another process removed it
             before, departures = departures, format_departures(read_info(folder))
             if departures and departures != before:
                 LOG.warning("the run continues with %s", departures)
+        new = _read_from(folder / "ranks.log", num_read)
+        num_read += len(new)
+        waits = [text for text in new.decode(errors="replace").splitlines() if text.startswith(WAITS)]
+        if waits:  # one line, because many ranks wait for the same one
+            LOG.warning("a rank is %s", waits[-1].removeprefix("workbench: "))
         run = follower.poll() if shown else None
         rows = [row for rows in run.metrics.values() for row in rows if "evaluation" not in row] if run else []
         if run is None or not rows:
