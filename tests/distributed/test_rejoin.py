@@ -198,7 +198,7 @@ STEPS_OF_FEWER = replace(HOW, steps=30, on_failure="shrink", optimizer=tiny.mome
 def expected(first_of_two: int, first_of_three: int) -> torch.Tensor:
     """Parameters of one process that takes the samples of three ranks, from one step on those of two, and then of three again."""
     problem = tiny.problem(partial(Slow, 0.0))
-    model, optimizer, _ = reference._begin(problem, STEPS_OF_FEWER)
+    model, optimizer, _ = reference.begin(problem, STEPS_OF_FEWER)
     three = Sampler(problem.num_samples(), (HOW.batch_size or 0) * NUM_RANKS, 1, HOW.seed)
     two = replace(
         three, batch_size=(HOW.batch_size or 0) * 2, origin=(first_of_two, three.samples_before(first_of_two))

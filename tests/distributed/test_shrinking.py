@@ -109,7 +109,7 @@ def train(
 
 def expected(first_of_two: int) -> list[Tensor]:
     """Parameters after each step of one process that takes the samples of three ranks, and from that step on those of two."""
-    model, optimizer, _ = reference._begin(PROBLEM, SHRINKING)
+    model, optimizer, _ = reference.begin(PROBLEM, SHRINKING)
     found = []
     three, two = (
         Sampler(PROBLEM.num_samples(), (SHRINKING.batch_size or 0) * workers, 1, SHRINKING.seed)
