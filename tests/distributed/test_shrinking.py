@@ -14,6 +14,7 @@ from typing import Any, final
 import pytest
 import torch
 from torch import Tensor
+from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
 from tests.distributed.killing import DiesAt, Late, outcomes, rank_here
 from tests.distributed.test_survivors import AT_STEP, HOW, NUM_RANKS
@@ -423,6 +424,50 @@ def test_what_all_go_on_from_is_the_mean_of_those_that_were_not_behind() -> None
     )
     for after in (one, other):
         assert torch.allclose(after[first], one[AT_STEP - 1] + 0.5, atol=1e-6)
+
+
+def averaged_each_step() -> list[Tensor]:
+    """Local SGD with H=1 in one process: a momentum for each rank, and rank 1 leaves in the midst of a step.
+
+    The other ranks have then taken their local steps. They average, and take the step again as two ranks.
+    """
+    ranks = [reference._begin(PROBLEM, SHRINKING)[:2] for _ in range(NUM_RANKS)]
+    batch_size, num_samples = SHRINKING.batch_size or 0, PROBLEM.num_samples()
+    three = Sampler(num_samples, batch_size, NUM_RANKS, SHRINKING.seed)
+    two = Sampler(num_samples, batch_size, 2, SHRINKING.seed, origin=(AT_STEP, three.samples_before(AT_STEP)))
+
+    def step_alone(members: list[int], sampler: Sampler, step: int) -> None:
+        for place, (model, optimizer) in enumerate(ranks[member] for member in members):
+            optimizer.zero_grad()
+            PROBLEM.batch_loss(model, fetch(PROBLEM.train_data(), sampler.share(step, place))).backward()
+            optimizer.step()
+
+    def average(members: list[int]) -> Tensor:
+        models = [ranks[member][0] for member in members]
+        mean = torch.stack([parameters_to_vector(model.parameters()).detach() for model in models]).mean(0)
+        for model in models:
+            vector_to_parameters(mean.clone(), model.parameters())
+        return mean
+
+    found = []
+    for step in range(AT_STEP):
+        step_alone([0, 1, 2], three, step)
+        found.append(average([0, 1, 2]))
+    step_alone([0, 1, 2], three, AT_STEP)
+    average([0, 2])
+    for step in range(AT_STEP, SHRINKING.steps or 0):
+        step_alone([0, 2], two, step)
+        found.append(average([0, 2]))
+    return found
+
+
+def test_ranks_with_equal_parameters_keep_their_own_momenta() -> None:
+    found, run = train(LocalSGD(every=1), 1)
+    assert run.info["shrunk"] == [{"step": AT_STEP, "ranks": [0, 2], "weights_of": 0}]
+    for step, parameters in enumerate(averaged_each_step()):
+        for rank in (0, 2):
+            ours = found[rank].value[step]
+            assert torch.allclose(ours, parameters, rtol=1e-11, atol=1e-13), f"rank {rank}, step {step}"
 
 
 def test_a_rank_that_trains_alone_is_not_missed() -> None:
