@@ -33,7 +33,9 @@ class Context:
         layout: the layout of gradients, which a receiver must know. None in a test that needs none.
         seed: seed of the run, for random choices by (seed, stream, rank, step).
         memory: tensors by name that live as long as the run and are saved in its checkpoints, such as the residuals of
-            error feedback. All sub-programs of one lane share one memory; see `on_lane`.
+            error feedback and an algorithm's momentum. They outlive a program, and so a block of `SlowMo`. Names that
+            begin with "own." are of values that differ between ranks; other ranks' departures and joins keep the rest
+            equal. All sub-programs of one lane share one memory; see `on_lane`.
         link: the measured or simulated cost of the network; None if not required (`Algorithm.requires`).
     """
 

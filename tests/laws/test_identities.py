@@ -164,7 +164,9 @@ def neutral(inner: Algorithm) -> SlowMo:
 
 def ends_unchanged(inner: Algorithm) -> bool:
     """Whether the end of a block changes nothing: replicas are equal there, and nothing is in flight."""
-    if isinstance(inner, SlowMo | GossipAlgorithm | EagerDiLoCo) or inner.depends_on_timing or inner.max_staleness:
+    if isinstance(inner, SlowMo | GossipAlgorithm | EagerDiLoCo) or inner.depends_on_timing:
+        return False
+    if inner.max_staleness and not isinstance(inner, StaleSGD):
         return False
     period = getattr(inner, "every", 0 if inner.replicas.equal_parameters else STEPS)
     whole = not getattr(inner, "delay", 0) and not getattr(inner, "mix", 0) and getattr(inner, "fragments", 1) == 1

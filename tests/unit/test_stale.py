@@ -81,11 +81,9 @@ def test_resumed_at_any_step(stop: int) -> None:
     algorithm = StaleSGD(staleness=Uniform(0, 4))
     unbroken = ReferenceRuntime(algorithm, 3, pull, lr=0.2).run(7)
     first = ReferenceRuntime(algorithm, 3, pull, lr=0.2).run(7, stop_after=stop)
-    assert all(len(state.history) == min(stop + 1, 5) for state in first.states)
+    assert all(len(rank.memory) == min(stop + 1, 5) for rank in first.ranks)
     second = ReferenceRuntime(algorithm, 3, pull, lr=0.2)
-    for here, before in zip(second.ranks, first.ranks, strict=True):
-        here.parameters.copy_(before.parameters)
-        here.updates = list(before.updates)
+    second.continue_from(first)
     second.run(7, first_step=stop + 1, resumed=first.states)
     assert torch.equal(second.ranks[0].parameters, unbroken.ranks[0].parameters)
 

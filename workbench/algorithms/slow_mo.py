@@ -47,7 +47,8 @@ class SlowMo(Algorithm):
     that differ are averaged. The next block begins from a without gradients in flight. What the inner algorithm keeps
     for the whole run stays: optimizer states, residuals of error feedback, momenta (`SignSGD`, `DeMo`), and late
     gradients that are in no sum (`PartialAllReduce`). So alpha=1 with beta=0 is the inner algorithm, if its replicas
-    are equal and nothing is in flight. A run that ends within a block ends as the inner algorithm does.
+    are equal at a block's end and nothing is in flight. The measured delay of `AdaptiveDelaySGD` begins again in each
+    block. A run that ends within a block ends as the inner algorithm does.
 
     Attributes:
         every: H, the paper's tau, number of steps between two slow steps.

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
+from itertools import count, takewhile
 from typing import ClassVar, final
 
 from torch import Tensor
@@ -13,17 +15,11 @@ from workbench.arguments import check_whole
 from workbench.collectives import Collective, Native, check_collective
 from workbench.collectives.algorithm import CollectiveAlgorithm
 from workbench.errors import ConfigError
-from workbench.ops import AllReduce, Apply, Backward, EndStep, Program, ReadParameters, State, WriteParameters
+from workbench.ops import AllReduce, Apply, Backward, EndStep, Program, ReadParameters, WriteParameters
 from workbench.program import Card, Context, Requirements
 from workbench.rng import generator
 
-
-@final
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StaleState(State):
-    """The state between two steps: the last parameter vectors, the newest last."""
-
-    history: tuple[Tensor, ...] = ()
+HISTORY = "stale.history/"  # in `Context.memory`, with the place of a parameter vector: 0 is the oldest
 
 
 @final
@@ -67,7 +63,7 @@ class StaleSGD(CollectiveAlgorithm):
 
     @property
     def requires(self) -> Requirements:
-        return Requirements(state=StaleState, link=self.collective.needs_link)
+        return Requirements(link=self.collective.needs_link)
 
     @property
     def max_staleness(self) -> int:
@@ -83,8 +79,7 @@ class StaleSGD(CollectiveAlgorithm):
         return True
 
     def worker(self, ctx: Context) -> Program:
-        resumed: StaleState = ctx.resumed or StaleState()
-        history = deque(resumed.history, maxlen=self.staleness.longest + 1)
+        history = deque(_read(ctx.memory), maxlen=self.staleness.longest + 1)
         for step in ctx.steps():
             newest = yield ReadParameters()
             history.append(newest)
@@ -96,4 +91,18 @@ class StaleSGD(CollectiveAlgorithm):
                 yield WriteParameters(newest)
             gradient.version -= late  # the version from which it was computed
             yield Apply((yield AllReduce(gradient, self.collective)))
-            yield EndStep(step, state=StaleState(history=tuple(history)))
+            _write(ctx.memory, history)
+            yield EndStep(step)
+
+
+def _read(memory: Mapping[str, Tensor]) -> list[Tensor]:
+    """The last parameter vectors, the newest last."""
+    names = (f"{HISTORY}{number}" for number in count())
+    return [memory[name] for name in takewhile(memory.__contains__, names)]
+
+
+def _write(memory: MutableMapping[str, Tensor], history: Sequence[Tensor]) -> None:
+    newest = {f"{HISTORY}{number}": value for number, value in enumerate(history)}
+    for name in [name for name in memory if name.startswith(HISTORY) and name not in newest]:
+        del memory[name]
+    memory.update(newest)
