@@ -27,6 +27,7 @@ from workbench.algorithms import (
     SPARTA,
     AsyncSGD,
     ChocoSGD,
+    DiLoCo,
     FedAvg,
     FedProx,
     GradientTracking,
@@ -426,10 +427,11 @@ def test_what_all_go_on_from_is_the_mean_of_those_that_were_not_behind() -> None
         assert torch.allclose(after[first], one[AT_STEP - 1] + 0.5, atol=1e-6)
 
 
-def averaged_each_step() -> list[Tensor]:
-    """Local SGD with H=1 in one process: a momentum for each rank, and rank 1 leaves in the midst of a step.
+def averaged_each_step(outer_lr: float, outer_momentum: float) -> list[Tensor]:
+    """DiLoCo with H=1 in one process: a momentum for each rank, and rank 1 leaves in the midst of a step.
 
-    The other ranks have then taken their local steps. They average, and take the step again as two ranks.
+    The other ranks have then taken their local steps. Their mean is the new anchor, and they take the step again as two
+    ranks. With an outer step of 1 and no outer momentum it is local SGD.
     """
     ranks = [reference._begin(PROBLEM, SHRINKING)[:2] for _ in range(NUM_RANKS)]
     batch_size, num_samples = SHRINKING.batch_size or 0, PROBLEM.num_samples()
@@ -442,29 +444,40 @@ def averaged_each_step() -> list[Tensor]:
             PROBLEM.batch_loss(model, fetch(PROBLEM.train_data(), sampler.share(step, place))).backward()
             optimizer.step()
 
-    def average(members: list[int]) -> Tensor:
+    def mean(members: list[int]) -> Tensor:
         models = [ranks[member][0] for member in members]
-        mean = torch.stack([parameters_to_vector(model.parameters()).detach() for model in models]).mean(0)
-        for model in models:
-            vector_to_parameters(mean.clone(), model.parameters())
-        return mean
+        return torch.stack([parameters_to_vector(model.parameters()).detach() for model in models]).mean(0)
 
-    found = []
-    for step in range(AT_STEP):
-        step_alone([0, 1, 2], three, step)
-        found.append(average([0, 1, 2]))
-    step_alone([0, 1, 2], three, AT_STEP)
-    average([0, 2])
-    for step in range(AT_STEP, SHRINKING.steps or 0):
-        step_alone([0, 2], two, step)
-        found.append(average([0, 2]))
+    def spread(members: list[int], parameters: Tensor) -> Tensor:
+        for member in members:
+            vector_to_parameters(parameters.clone(), ranks[member][0].parameters())
+        return parameters
+
+    anchor = mean([0])
+    momentum, found = torch.zeros_like(anchor), []
+    for step in range(SHRINKING.steps or 0):
+        members, sampler = ([0, 1, 2], three) if step < AT_STEP else ([0, 2], two)
+        if step == AT_STEP:
+            step_alone([0, 1, 2], three, step)
+            anchor = spread(members, mean(members))
+        step_alone(members, sampler, step)
+        change = anchor - mean(members)
+        momentum = outer_momentum * momentum + change
+        anchor = spread(members, anchor - outer_lr * (change + outer_momentum * momentum))
+        found.append(anchor)
     return found
 
 
-def test_ranks_with_equal_parameters_keep_their_own_momenta() -> None:
-    found, run = train(LocalSGD(every=1), 1)
+@pytest.mark.parametrize(
+    ("algorithm", "outer"),
+    [(LocalSGD(every=1), (1.0, 0.0)), (DiLoCo(every=1, outer_lr=0.6, outer_momentum=0.5), (0.6, 0.5))],
+    ids=str,
+)
+def test_ranks_with_equal_parameters_keep_their_own_momenta(algorithm: Algorithm, outer: tuple[float, float]) -> None:
+    """And the outer momentum."""
+    found, run = train(algorithm, 1)
     assert run.info["shrunk"] == [{"step": AT_STEP, "ranks": [0, 2], "weights_of": 0}]
-    for step, parameters in enumerate(averaged_each_step()):
+    for step, parameters in enumerate(averaged_each_step(*outer)):
         for rank in (0, 2):
             ours = found[rank].value[step]
             assert torch.allclose(ours, parameters, rtol=1e-11, atol=1e-13), f"rank {rank}, step {step}"
