@@ -101,6 +101,27 @@ def accelerate(folder: Path) -> dict[str, Any]:
             optimizer.step()
         return weights(model), state.bytes_sent if state else 0.0
 
+    def train_accumulated(options: dict[str, Any] | None) -> list[float]:
+        """Three micro-batches a step, clipped, with a saved state in the middle that is loaded again."""
+        accumulating = Accelerator(cpu=True, gradient_accumulation_steps=3)
+        model = Net()
+        model, optimizer = accumulating.prepare(model, sgd(model))
+        if options is not None:
+            register_hook(model, **options)
+        kept = str(folder / f"state-{options is None}")
+        for part in (list(loader)[:3], list(loader)[3:]):
+            for one in part:
+                with accumulating.accumulate(model):
+                    accumulating.backward(model(**one)["loss"])
+                    if accumulating.sync_gradients:
+                        accumulating.clip_grad_norm_(model.parameters(), 0.05)
+                    optimizer.step()
+                    optimizer.zero_grad()
+            accumulating.save_state(kept)
+            accumulating.wait_for_everyone()
+            accumulating.load_state(kept)
+        return weights(model)
+
     def train_whole(algorithm: Algorithm) -> list[float]:
         model = Net()
         with Trainer(model, sgd(model), algorithm) as trainer:
@@ -113,6 +134,7 @@ def accelerate(folder: Path) -> dict[str, Any]:
         "hook": train({}),
         "ring": train({"collective": Ring()}),
         "codec": train({"codec": Truncate16()}),
+        "accumulated": [train_accumulated(None), train_accumulated({})],
         "whole": {
             name: (train_whole(algorithm), train_by_hand(algorithm, list(loader)))
             for name, algorithm in ALGORITHMS.items()

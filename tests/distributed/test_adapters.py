@@ -98,6 +98,10 @@ def test_a_hook_averages_as_the_librarys_own_ddp_and_a_codec_sends_less(library:
         error = torch.tensor(rank["codec"][0]) - torch.tensor(rank["plain"][0])
         assert 1e-6 < float(error.abs().max()) < 1e-2, "16 of 64 bits"
         assert rank["codec"][0] == found(library)[0]["codec"][0], "equal on all ranks"
+        if library == "accelerate":
+            plain, hook = rank["accumulated"]
+            assert_near(hook, plain)
+            assert hook != rank["hook"][0]
         if library == "huggingface":  # a model of its own, of float32, with accumulation, trained twice
             assert_near(rank["bert hook"][0], rank["bert plain"][0], atol=1e-6)
             assert rank["bert hook"][1] > 0

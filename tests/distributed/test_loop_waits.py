@@ -72,6 +72,7 @@ def try_all(algorithms: list[Algorithm], folder: str) -> list[dict[str, Any] | s
     return rows
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize("num_ranks", [2, 3])
 def test_every_algorithm_evaluates_saves_and_finishes(num_ranks: int, tmp_path: Path) -> None:

@@ -174,6 +174,7 @@ class AlgorithmStrategy(DDPStrategy):
                 f"AlgorithmStrategy({self._algorithm}) takes the step itself, and this batch is without one (gradients "
                 f"are to be accumulated): {ACCUMULATION_FIX}"
             )
+        assert self.lightning_module is not None
         self._loss = self.precision_plugin.pre_backward(closure_loss, self.lightning_module)
         return closure_loss
 
@@ -231,7 +232,7 @@ class AlgorithmStrategy(DDPStrategy):
             self.loop = None
 
     def teardown(self) -> None:
-        module = self.lightning_module
+        module: Any = self.lightning_module
         if module is not None:
             callbacks = module.trainer.callbacks
             callbacks[:] = [callback for callback in callbacks if not isinstance(callback, _LoopEnd)]
