@@ -514,6 +514,7 @@ def run_simulated(options: argparse.Namespace, algorithm: Any, problem: Any, set
         raise ConfigError("--resume is for real ranks: repeat a simulated run from its seed")
     network = costs.get(options.network or "ethernet-10g")
     compute, settings = settings.compute, replace(settings, compute=None)
+    measured = compute is None
     if compute is None:
         distributions = tuple(costs.stragglers.get(name) for name in options.stragglers)
         threads = settings.threads or 1
@@ -533,6 +534,7 @@ def run_simulated(options: argparse.Namespace, algorithm: Any, problem: Any, set
             timing_only=options.timing_only,
             detail=options.detail,
             stop_after=stop_after,
+            measured=measured,
         )
 
     try:

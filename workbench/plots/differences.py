@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from workbench.trace.info import MEASURED
 from workbench.trace.run import Run
 
 SIMULATED = "simulated: "  # begins the notes of a simulated run; the first one names the network
@@ -32,7 +33,9 @@ def settings_of(run: Run) -> dict[str, Any]:
         "runtime": info.get("runtime"),
         "network": next((note.removeprefix(SIMULATED) for note in notes if note.startswith(SIMULATED)), None),
     }
-    simulated = info.get("simulated") or {}
+    simulated = dict(info.get("simulated") or {})
+    if str(simulated.get("compute")).startswith(MEASURED):
+        simulated["compute"] = MEASURED
     optimizer = {"optimizer": general.get("optimizer") or problem.get("optimizer")}
     return {"algorithm": algorithm.get("name"), **own, **place, **general, **simulated, **optimizer}
 

@@ -12,14 +12,16 @@ from workbench.analysis.table import Table
 from workbench.errors import ConfigError
 from workbench.plots.style import TEMPLATE, escape_text
 from workbench.settings import Settings
+from workbench.trace.info import MEASURED
 from workbench.trace.run import Run
 from workbench.trace.store import StoredRun, runs_root
 
 FIRST = ("algorithm", "problem", "runtime", "workers", "network")
+SIMULATED = ("stragglers", "timing_only", "detail", "failures")  # of `simulate`, next to the network and the compute
 SHOWN_RESULTS = ("accuracy", "loss", "seconds", "bytes_sent")
 OF_RANKS = ("departures", "remaining")
 # Entries of a record that are no settings.
-NOT_SETTINGS = ("run", "created", "label", "folder", "cell", "sweep", "status", "error", *RESULTS, *OF_RANKS)
+NOT_SETTINGS = ("run", "created", "label", "folder", "cell", "sweep", "status", "steered", "error", *RESULTS, *OF_RANKS)
 MISSING = "\N{EN DASH}"
 
 
@@ -70,13 +72,15 @@ def parallel(
 
 def _is_setting(name: str) -> bool:
     """Return whether this key of a row is a setting of the algorithm or the run."""
-    return name in (*FIRST, "optimizer") or name.startswith("set.") or name in Settings.__slots__
+    return name in (*FIRST, "optimizer", *SIMULATED) or name.startswith("set.") or name in Settings.__slots__
 
 
 def _rows(runs: Table | Iterable[Any]) -> list[dict[str, Any]]:
     items = list(runs)
     stored = [item if isinstance(item, dict) else row_of(_stored(item)) for item in items]
-    return add_results(stored, runs_root()) if any("train_loss" not in row for row in stored) else stored
+    rows = add_results(stored, runs_root()) if any("train_loss" not in row for row in stored) else stored
+    measured = {"compute": MEASURED}  # measured seconds differ between repetitions, and are no setting
+    return [row | measured if str(row.get("compute")).startswith(MEASURED) else row for row in rows]
 
 
 def _stored(item: Any) -> StoredRun:

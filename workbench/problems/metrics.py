@@ -22,7 +22,7 @@ TAKEN = frozenset(
     """
     accuracy algorithm bytes_sent cell clock compute_s correct created departures detail error exposed_s failures
     folder hidden_s idle_s judged kind label load_s loss lr network num_samples optimizer overlap problem rank
-    remaining run runtime samples seconds settings staleness staleness_max status steered step step_s
+    remaining run runtime samples seconds settings staleness staleness_max status steered step stragglers step_s
     step_seconds_median steps sweep test_loss timing_only train_loss workers
     """.split()  # noqa: SIM905 - a list of strings would take a line each
 ).union(Settings.__slots__)

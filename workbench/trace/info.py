@@ -12,6 +12,9 @@ from typing import Any
 from workbench.errors import RunNotFound
 from workbench.trace.files.text import read_json
 
+MEASURED = (
+    "measured: "  # begins the compute of a simulated run that measured it, so that it differs between repetitions
+)
 FORMAT = 2  # format 1 has `method` for `algorithm`; earlier versions wrote no number
 KINDS: dict[str, type] = {
     "id": str,

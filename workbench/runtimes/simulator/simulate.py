@@ -21,6 +21,7 @@ from workbench.runtimes.simulator.lockstep.lockstep import simulate_in_lockstep
 from workbench.runtimes.simulator.simulation import Simulation, collecting_new_objects
 from workbench.runtimes.simulator.worker import check_num_workers
 from workbench.settings import Settings
+from workbench.trace.info import MEASURED
 from workbench.trace.run import Run
 
 Detail = Literal["auto", "messages", "formula"]
@@ -67,6 +68,7 @@ def simulate(
     check_algorithm_and_problem(algorithm, problem)
     network = costs.get(network) if isinstance(network, str) else network
     chosen: Settings = call_checked("simulate", Settings, settings)
+    measured = compute is None
     compute = compute or measure_compute(
         problem, chosen.batch_size, optimizer=chosen.optimizer, threads=chosen.threads or 1
     )
@@ -81,6 +83,7 @@ def simulate(
         timing_only=timing_only,
         detail=detail,
         failures=failures,
+        measured=measured,
     )
     run = again()
     if chosen.callbacks:
@@ -104,6 +107,7 @@ def run_simulation(
     detail: Detail = "auto",
     failures: Mapping[int, float] | None = None,
     stop_after: int | None = None,
+    measured: bool = False,
 ) -> Run:
     """Simulate, with complete settings (`simulate`). `stop_after`: stop at the end of this step."""
     _check_for_simulation(settings, workers, detail)
@@ -113,7 +117,8 @@ def run_simulation(
         _check_formula(algorithm, network, timing_only=timing_only or native)
     simulated = {  # columns of tables, next to the settings
         "network": str(network),
-        "compute": str(compute),
+        "compute": f"{MEASURED}{compute}" if measured else str(compute),
+        "stragglers": "; ".join(map(str, compute.stragglers)) or None,
         "timing_only": timing_only,
         "detail": detail,
         "failures": "; ".join(f"rank {rank} at {at_s:g} s" for rank, at_s in (failures or {}).items()) or None,
