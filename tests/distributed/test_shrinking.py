@@ -433,7 +433,7 @@ def averaged_each_step(outer_lr: float, outer_momentum: float) -> list[Tensor]:
     The other ranks have then taken their local steps. Their mean is the new anchor, and they take the step again as two
     ranks. With an outer step of 1 and no outer momentum it is local SGD.
     """
-    ranks = [reference._begin(PROBLEM, SHRINKING)[:2] for _ in range(NUM_RANKS)]
+    ranks = [reference.begin(PROBLEM, SHRINKING)[:2] for _ in range(NUM_RANKS)]
     batch_size, num_samples = SHRINKING.batch_size or 0, PROBLEM.num_samples()
     three = Sampler(num_samples, batch_size, NUM_RANKS, SHRINKING.seed)
     two = Sampler(num_samples, batch_size, 2, SHRINKING.seed, origin=(AT_STEP, three.samples_before(AT_STEP)))
