@@ -435,6 +435,17 @@ def test_one_worker_and_its_server_are_a_plain_loop() -> None:
         torch.testing.assert_close(found[build.__name__], expected[build.__name__], rtol=1e-9, atol=1e-12)
 
 
+@pytest.mark.parametrize("build", [clipped])
+def test_weights_that_are_changed_between_steps_are_refused_with_servers(build: Callable[[], Users]) -> None:
+    """The servers would not see the change, and would undo it."""
+    users, (optimizer,) = made(build, seed=0)
+    trainer = Trainer(users.models[0], optimizer, ParameterServerSGD())
+    trainer.step(lambda: users.losses[0](*data(0, 0)))
+    users.between()
+    with pytest.raises(ConfigError, match=r"0\.weight was changed between two steps.*servers have their own copy"):
+        trainer.step(lambda: users.losses[0](*data(0, 1)))
+
+
 class Reader(nn.Module):
     """Reads its parameters in all ways at once, as no module's hook can see."""
 

@@ -14,7 +14,7 @@ from typing import final
 import torch
 from torch import Tensor
 
-from workbench.errors import RankMismatch
+from workbench.errors import ConfigError, RankMismatch
 from workbench.program import Algorithm, Replicas
 from workbench.replica.replica import Replica
 from workbench.runtimes.checkpoint.replicated import byte_sums
@@ -40,6 +40,7 @@ class ReplicaCheck:
         self._every = every
         self._equal_after = 0  # number of steps after which replicas were equal
         self._warned = False
+        self._sent: list[tuple[int, int]] | None = None  # checksums of the parameters that servers have sent
 
     def end_step(self, algorithm: Algorithm, num_steps: int) -> float:
         """Compare after this number of steps, if it is due and the algorithm keeps replicas equal. All ranks call it.
@@ -60,8 +61,34 @@ class ReplicaCheck:
             return 0.0
         return self._compare(algorithm, "at the end", num_steps)
 
+    def note_sent(self, num_steps: int | None) -> None:
+        """Remember the parameters that servers have sent after this number of steps, if a comparison is due.
+
+        None: more are to come before the next step.
+        """
+        self._sent = None if num_steps is None or not self._is_due(num_steps) else self._sums()
+
+    def check_sent(self) -> None:
+        """Compare the parameters with those that were remembered last. Call it before the next step.
+
+        Raises:
+            ConfigError: the caller has changed them, which the servers do not see.
+        """
+        if self._sent is None:
+            return
+        for slot, before, now in zip(self._replica.layout.slots, self._sent, self._sums(), strict=True):
+            if before != now:
+                raise ConfigError(
+                    f"{slot.name} was changed between two steps, and the servers have their own copy, so the change "
+                    "would be lost: use an algorithm without servers, such as SynchronousSGD. check_replicas=0 does "
+                    "not compare"
+                )
+
+    def _sums(self) -> list[tuple[int, int]]:
+        return [byte_sums(param.detach()) for param in self._replica.parameters]
+
     def _is_due(self, num_steps: int) -> bool:
-        if not self._every or self._interpreter.transport.num_workers == 1:
+        if not self._every:
             return False
         return num_steps % self._every == 0 or (num_steps < self._every and num_steps & (num_steps - 1) == 0)
 
@@ -78,8 +105,8 @@ class ReplicaCheck:
 
     def _checksum(self) -> int:
         total = 0
-        for param in self._replica.parameters:
-            for value in byte_sums(param.detach()):
+        for sums in self._sums():
+            for value in sums:
                 total = (total * 1_000_003 + value) % 2**53  # exact as a float64
         return total
 

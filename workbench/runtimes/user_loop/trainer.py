@@ -302,6 +302,7 @@ class Trainer:
             self.replica.optimizer_wrapper.remember(self._end.step + 1)
             if self._served:  # the settings go with the gradient
                 self.replica.optimizer_wrapper.of_step.clear()
+                self._replica_check.check_sent()
             self._next = self._shares.weigh(closure, num_samples, self._gather_counts)
             self._begin_servers()
             self._interpreter.loss = None
@@ -313,6 +314,8 @@ class Trainer:
                 self.replica.show_gradients()
             self._record_step(end, self._interpreter.loss)
             self._evaluated_s += self._replica_check.end_step(self._algorithm, self._num_steps)
+            if self._served:
+                self._replica_check.note_sent(self._num_steps)
         return self._interpreter.loss
 
     @property
@@ -421,6 +424,7 @@ class Trainer:
         reason = self._writer.save(folder, self._end, own, counted, keep, in_step=not self._served)
         if self._served:
             self._begin_program()
+            self._replica_check.note_sent(None)
         return reason
 
     def load(self, folder: str | Path, *, missing_ok: bool = False) -> tuple[int, Any]:
