@@ -69,6 +69,7 @@ CHANGES_OF_THE_PROBLEM: dict[str, Any] = {
     "batch_size": 3,
     "optimizer": optimizer(0.2),
     "note": "another",
+    "loss_weight": lambda batch: 2 * len(batch[0]),
 }
 CHANGES: dict[str, Any] = {
     "batch_size": 3,
