@@ -271,7 +271,7 @@ class Algorithm(ABC):
 
     @property
     def complete_after_step(self) -> bool:
-        """Return True if the parameters after each step are those that the end of training would leave."""
+        """Return True if the parameters after each step of a caller's loop are those that its end would leave."""
         return self.replicas.equal_parameters and self.max_staleness == 0 and not self.requires.servers
 
     @property

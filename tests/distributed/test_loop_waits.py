@@ -14,6 +14,7 @@ from torch.nn.utils import parameters_to_vector
 from tests.distributed.pool import shared_pool
 from tests.laws import tiny
 from tests.laws.variants import name_of, representatives, variants
+from workbench.algorithms import DeAR, SlowMo
 from workbench.errors import WorkbenchError
 from workbench.program import Algorithm, Replicas
 from workbench.runtimes.user_loop.trainer import Trainer, serve
@@ -78,6 +79,7 @@ def try_all(algorithms: list[Algorithm], folder: str) -> list[dict[str, Any] | s
 def test_every_algorithm_evaluates_saves_and_finishes(num_ranks: int, tmp_path: Path) -> None:
     """What an evaluation shows is what `finish` leaves; each call takes a fraction of its time-out."""
     algorithms = variants(3) if num_ranks == 3 else list(representatives(num_ranks))
+    algorithms.append(SlowMo(every=2, inner=DeAR()))
     found = shared_pool("torch", num_ranks, compiler=True).run(try_all, algorithms, str(tmp_path), timeout_s=380)
     for rank, rows in enumerate(found):
         for algorithm, row, first in zip(algorithms, rows, found[0], strict=True):

@@ -83,11 +83,6 @@ class DeAR(CollectiveAlgorithm):
         """Return None: the first step sends half as many bytes as a later step."""
 
     @property
-    def complete_after_step(self) -> bool:
-        """The next forward pass applies the update."""
-        return False
-
-    @property
     def symmetric(self) -> bool:
         return True
 

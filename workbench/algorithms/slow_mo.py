@@ -120,6 +120,10 @@ class SlowMo(Algorithm):
         return self.inner.max_staleness
 
     @property
+    def complete_after_step(self) -> bool:
+        return self.replicas.equal_parameters and self.inner.complete_after_step
+
+    @property
     def depends_on_timing(self) -> bool:
         return self.inner.depends_on_timing
 
