@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 import time
 import traceback
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from types import FrameType
@@ -112,21 +112,21 @@ def chosen(only: Collection[str] = (), skip: Collection[str] = ()) -> list[Law]:
     return [law for law in LAWS if (not only or law.name in only) and law.name not in skip]
 
 
-def ranks_for(algorithm: Algorithm) -> int:
-    """Return a number of ranks on which the algorithm runs: 4 if it can.
+def ranks_for(algorithm: Algorithm, sizes: Sequence[int] = SIZES) -> int:
+    """Return the first number of ranks on which the algorithm runs.
 
     Raises:
-        ConfigError: it runs on none of 1 to 8.
+        ConfigError: it runs on none of them.
     """
     errors = []
-    for num_ranks in SIZES:
+    for num_ranks in sizes:
         try:
             algorithm.check(num_ranks)
         except ConfigError as error:
             errors.append(str(error))
         else:
             return num_ranks
-    raise ConfigError(f"{algorithm} runs on none of {sorted(SIZES)} ranks: {errors[0]}")
+    raise ConfigError(f"{algorithm} runs on none of {sorted(sizes)} ranks: {errors[0]}")
 
 
 def verdict_of(law: Law, algorithm: Algorithm, num_ranks: int) -> Verdict:
