@@ -9,6 +9,8 @@
   the oracle, plain PyTorch. `sentences`: what a law says where it does not hold.
 
 The tests in `tests/laws` use these functions for all algorithms of the package, and have more laws.
+
+May import `runtimes`, but no algorithm and no cluster.
 """
 
 from workbench.laws.checks import LAWS, Law, Verdict, check
