@@ -24,7 +24,7 @@ from tests.laws.wrong_algorithms import (
     Undivided,
     WritesInFlight,
 )
-from workbench.algorithms import FedAvg
+from workbench.algorithms import ADPSGD, SPARTA, EagerDiLoCo, FedAvg, GradientTracking, NoLoCo, SignSGD
 from workbench.cli.main import main
 from workbench.errors import ConfigError
 from workbench.laws import LAWS, check
@@ -75,6 +75,20 @@ def test_no_algorithm_of_the_package_breaks_one(algorithm: Algorithm) -> None:
     skip = ["counts"] if isinstance(algorithm, FedAvg) else []
     broken = [verdict.broken for verdict in check(algorithm, only=SHARED, skip=skip) if verdict.broken]
     assert broken == []
+
+
+FEW = [
+    item
+    for item in representatives(4)
+    if type(item) in (ADPSGD, EagerDiLoCo, GradientTracking, NoLoCo, SignSGD, SPARTA)
+]
+
+
+@pytest.mark.parametrize("algorithm", FEW, ids=name_of)
+def test_long_runs_with_stragglers_converge(algorithm: Algorithm) -> None:
+    """The families; `test_convergence.py` has short runs of all, with a tighter bound."""
+    (verdict,) = check(algorithm, only=["convergence"])
+    assert not verdict.broken and not verdict.not_tried
 
 
 def test_a_program_that_never_ends_or_raises_is_reported() -> None:

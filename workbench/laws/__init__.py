@@ -1,6 +1,6 @@
 """Laws of algorithms, for your own class and for those of the package: `workbench check file.py:Class`.
 
-- `checks`: the list of laws, and a check of one algorithm against all of them. Begin here.
+- `checks`: the list of laws, and a check of one algorithm against all of them.
 - `declared`: what an algorithm declares is what it does: replicas, staleness, bytes, timing.
 - `counts`: every gradient counts once. `identities`: limiting cases that are plain SGD.
 - `means`: averages of parameters keep the mean. `convergence`: long runs with stragglers.
@@ -10,7 +10,7 @@
 
 The tests in `tests/laws` use these functions for all algorithms of the package, and have more laws.
 
-May import `runtimes`, but no algorithm and no cluster.
+May import `runtimes`, but no algorithm and no cluster. Begin with `checks`.
 """
 
 from workbench.laws.checks import LAWS, Law, Verdict, check
