@@ -8,7 +8,7 @@
 - `training`, `jitter`, `tiny`: trainings on simulated workers, with and without delays, of a small model. `serial`:
   the oracle, plain PyTorch. `sentences`: what a law says where it does not hold.
 
-The tests in `tests/laws` use these functions for all algorithms of the package, and have more laws.
+The tests in the folder tests/laws use these functions for all algorithms of the package, and have more laws.
 
 May import `runtimes`, but no algorithm and no cluster. Begin with `checks`.
 """
