@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from workbench.errors import ConfigError
 from workbench.logs import LOG
 from workbench.naming import call_checked, json_line, parse_pairs, unknown
-from workbench.trace.info import describe_changes
 from workbench.user_file import is_defined_in_user_file, is_in_user_file, load
 
 if TYPE_CHECKING:
@@ -591,6 +590,8 @@ def notes_of(run: Run) -> list[str]:
 
     The problem's own note is left out, because tables of runs show it.
     """
+    from workbench.trace.info import describe_changes
+
     own = (run.info.get("problem") or {}).get("note")
     notes = [str(note) for note in run.info.get("notes") or () if note != own]
     return notes + [f"steered: {change}" for change in describe_changes(run.info)]
