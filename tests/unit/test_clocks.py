@@ -144,6 +144,7 @@ def test_when_a_rank_left_is_counted_from_the_runs_beginning(tmp_path: Path, mon
         num_ranks=3,
         folder=tmp_path,
         announce=None,
+        step_of=lambda rank: 5,
         end_of=lambda rank: "its process has ended" if rank else None,
     )
     members = Membership(detector, lambda rank: True)

@@ -228,6 +228,10 @@ def test_an_interrupt_goes_to_the_ranks_that_have_not_come_back(runs: Path) -> N
             def send_signal(number: int, targets: list[int], block: bool) -> None:
                 sent.append((number, targets, block))
 
+        @staticmethod
+        def why_silent() -> None:
+            """They answer."""
+
     run, results = handle_of(folder_of(runs, PipeSGD()), Engines)
     run.interrupt(1)
     results[2].set_result({})

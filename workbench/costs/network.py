@@ -70,7 +70,7 @@ class Network:
         if self.encode_s_per_byte or self.decode_s_per_byte:
             parts.append(f"codec {self.encode_s_per_byte * 1e9:.3g} + {self.decode_s_per_byte * 1e9:.3g} ns a byte")
         parts += ["fair"] if self.fair else []
-        if self.of_messages != self:
+        if (self.library_latency_s, self.library_sum_s_per_byte) != (None, None):
             alpha, gamma = self._of_library
             parts.append(f"the library's own sums {alpha * 1e6:.3g} µs and {gamma * 1e9:.3g} ns")
         return f"{self.name} ({', '.join(parts)})"
