@@ -628,4 +628,4 @@ def test_algorithms_that_cannot_say_so(algorithm: Algorithm) -> None:
     job = make_job("torch", 1, algorithm, PROBLEM, SHRINKING)
     found = outcomes([(run_rank, (job,))])
     assert isinstance(found[0].error, ConfigError | PeerFailed)
-    assert "cannot shrink" in str(found[0].error)
+    assert "does not shrink" in str(found[0].error)

@@ -155,7 +155,12 @@ REFUSED: dict[str, tuple[Algorithm, Problem, Settings, str]] = {
         settings(precision="fp16"),
         "bf16",
     ),
-    "reentrant checkpointing": (SynchronousSGD(), tiny.problem(tiny.Reentrant), settings(), "use_reentrant=False"),
+    "reentrant checkpointing": (
+        SynchronousSGD(),
+        tiny.problem(tiny.Reentrant, test=None),
+        settings(),
+        "use_reentrant=False",
+    ),
     "unreduced loss": (
         SynchronousSGD(),
         tiny.problem(loss=partial(torch.nn.functional.cross_entropy, reduction="none")),

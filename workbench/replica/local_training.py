@@ -26,7 +26,7 @@ from workbench.replica.optimizer_step import (
     check_schedule_takes_rate,
     set_first_rates,
 )
-from workbench.replica.replica import Replica, evaluation_mode
+from workbench.replica.replica import Replica, check_is_mean, evaluation_mode
 from workbench.replica.server_copy import ServerCopy
 from workbench.replica.trained import state_of
 from workbench.rng import derive_seed
@@ -264,6 +264,7 @@ class LocalTraining:
                 raise ConfigError(NO_SAMPLES)
             batch = to_device(read, self.device)
             loss = self.problem.first_loss(model, batch)
+            check_is_mean(loss)
             with self.problem.naming(batch):
                 measured = Measurement(self.problem.named_metrics(), whole_batch=self.problem.whole_batch)
                 self._add(self._no_sums(), measured, model, batch, number, loss)

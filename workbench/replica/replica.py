@@ -226,9 +226,7 @@ class Replica:
         return torch.autocast(self.layout.device.type, torch.bfloat16 if self.precision == "bf16" else torch.float16)
 
     def _check_loss(self, loss: Tensor) -> None:
-        if not isinstance(loss, Tensor) or loss.numel() != 1:
-            found = f"a tensor of shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else type(loss).__name__
-            raise ConfigError(f"the loss must be one number, the mean over the batch; got {found} (reduction='none'?)")
+        check_is_mean(loss)
         if not loss.requires_grad:
             raise ConfigError(
                 "the loss does not depend on any trainable parameter: was it detached, or computed under no_grad?"
@@ -542,6 +540,13 @@ class Replica:
             # the control value that stopped the former run does not apply to this one
             gradient.tail(0)[CONTROL] = 0.0
         return gradient
+
+
+def check_is_mean(loss: Any) -> None:
+    """Raise `ConfigError` unless a loss is one number."""
+    if not isinstance(loss, Tensor) or loss.numel() != 1:
+        found = f"a tensor of shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else type(loss).__name__
+        raise ConfigError(f"the loss must be one number, the mean over the batch; got {found} (reduction='none'?)")
 
 
 def _divide(gradient: Gradient, weights: Sequence[float]) -> None:
