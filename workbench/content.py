@@ -66,12 +66,19 @@ def content_digest(*values: Any) -> str:
     return reader.digest()
 
 
-def digest_of(value: Any) -> str | None:
-    """Return the `content_digest` of a value; None if its content cannot be read."""
+def digest_of(value: Any, *, logs: bool = True) -> str | None:
+    """Return the `content_digest` of a value; None if its content cannot be read.
+
+    Args:
+        logs: whether the content of a list, dictionary or set counts that a function uses by name. False for a digest
+            that is compared after the function has run: it may keep a log there.
+    """
+    reader = _Reader(logs=logs)
     try:
-        return content_digest(value)
+        reader.add(value)
     except UnreadableContent:
         return None
+    return reader.digest()
 
 
 def code_digest(*functions: Any) -> str:
@@ -119,9 +126,14 @@ def _parts_of(code: CodeType) -> Iterator[bytes]:
 
 @final
 class _Reader:
-    """Reads values, each object once: a second mention, as in a cycle, counts by its number."""
+    """Reads values, each object once: a second mention, as in a cycle, counts by its number.
 
-    def __init__(self) -> None:
+    Args:
+        logs: see `digest_of`.
+    """
+
+    def __init__(self, *, logs: bool = True) -> None:
+        self._logs = logs
         self._hash = hashlib.blake2b(digest_size=6)
         self._seen: dict[int, tuple[int, Any]] = {}  # with the object, so that no other one gets its id
 
@@ -217,7 +229,7 @@ class _Reader:
                 content = cell.cell_contents
             except ValueError:  # not assigned yet
                 continue
-            self.add(content)
+            self._add_used(content)
         self._add_globals(function.__code__, function.__globals__)
         self._add_all(item for pair in sorted(vars(function).items()) for item in pair)
 
@@ -227,7 +239,10 @@ class _Reader:
             if loaded not in known:
                 continue  # a builtin, or not defined
             self._write(loaded)
-            self._add_module(known[loaded], code) if isinstance(known[loaded], ModuleType) else self.add(known[loaded])
+            if isinstance(known[loaded], ModuleType):
+                self._add_module(known[loaded], code)
+            else:
+                self._add_used(known[loaded])
         for imported in (step.argval for step in dis.get_instructions(code) if step.opname == "IMPORT_NAME"):
             module = sys.modules.get(imported)
             if module is None and _installed_version(imported) is None:
@@ -249,7 +264,14 @@ class _Reader:
             if name in vars(module):
                 self._write(name)
                 member = vars(module)[name]
-                self._add_module(member, code) if isinstance(member, ModuleType) else self.add(member)
+                self._add_module(member, code) if isinstance(member, ModuleType) else self._add_used(member)
+
+    def _add_used(self, value: Any) -> None:
+        """Add what a function uses by name."""
+        if self._logs or not isinstance(value, list | dict | set):
+            self.add(value)
+        else:
+            self._write(type(value).__name__)
 
     def _add_class(self, kind: type) -> None:
         self._write("class", kind.__qualname__)

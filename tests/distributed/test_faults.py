@@ -23,6 +23,7 @@ from workbench.collectives import Ring
 from workbench.errors import ConfigError, Diverged, PeerFailed, RankMismatch, Stalled
 from workbench.problems.base import Problem
 from workbench.program import Algorithm, settings_of
+from workbench.replica.local_training import EVALUATION_BATCH
 from workbench.runtimes.control.commands import STOP, write_command
 from workbench.runtimes.rank.main import Job, run_rank
 from workbench.settings import Settings
@@ -61,10 +62,16 @@ def runtime(request: pytest.FixtureRequest) -> Iterator[str]:
 
 
 def outcomes(
-    runtime: str, algorithm: Algorithm, broken: Problem, how: Settings = HOW, **more: Any
+    runtime: str,
+    algorithm: Algorithm,
+    broken: Problem,
+    how: Settings = HOW,
+    *,
+    sound: Problem | None = None,
+    **more: Any,
 ) -> tuple[list[Outcome], Job]:
     """Each rank's outcome of a job whose problem on rank 1 is another."""
-    job = make_job(runtime, NUM_RANKS, algorithm, tiny.problem(partial(tiny.FailsAt, None, 0)), how, **more)
+    job = make_job(runtime, NUM_RANKS, algorithm, sound or tiny.problem(partial(tiny.FailsAt, None, 0)), how, **more)
     jobs = [replace(job, problem=broken) if rank == BROKEN else job for rank in range(NUM_RANKS)]
     return shared_pool(runtime, NUM_RANKS).outcomes([(run_rank, (job,)) for job in jobs]), job  # type: ignore[arg-type]
 
@@ -105,9 +112,10 @@ def test_an_exception_before_the_first_exchange(runtime: str) -> None:
 
 
 def test_an_exception_in_one_ranks_evaluation(runtime: str) -> None:
-    """The others wait in the sum of the next step, or for the clocks at the end."""
-    broken = tiny.problem(partial(tiny.FailsAt, None, 0), correct=partial(raising, KeyError("label")))
-    found, job = outcomes(runtime, PipeSGD(width=2), broken, replace(HOW, evaluate_every=4))
+    """The others wait in the sum of the next step, or for the clocks at the end. Each rank judges a batch."""
+    sound = tiny.problem(partial(tiny.FailsAt, None, 0), test=tiny.data(NUM_RANKS * EVALUATION_BATCH))
+    broken = replace(sound, correct=partial(raising, KeyError("label")))
+    found, job = outcomes(runtime, PipeSGD(width=2), broken, replace(HOW, evaluate_every=4), sound=sound)
     assert isinstance(found[BROKEN].error, KeyError)
     assert all(isinstance(found[rank].error, PeerFailed) for rank in (0, 2))
     assert max(outcome.seconds for outcome in found) < SOON_S

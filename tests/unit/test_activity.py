@@ -56,7 +56,9 @@ def test_an_error_in_backward_ends_it_too(monkeypatch: pytest.MonkeyPatch) -> No
         raise ArithmeticError("on purpose")
 
     with pytest.raises(ArithmeticError):
-        run_rank(make_job("torch", 1, SynchronousSGD(), replace(tiny.problem(), loss=fails), HOW), SoloTransport())
+        run_rank(
+            make_job("torch", 1, SynchronousSGD(), replace(tiny.problem(test=None), loss=fails), HOW), SoloTransport()
+        )
     assert seen[-2:] == ["in forward", ""]
 
 

@@ -19,7 +19,7 @@ import torch
 from torch import nn
 
 import workbench as wb
-from workbench.content import UnreadableContent, content_digest
+from workbench.content import UnreadableContent, content_digest, digest_of
 from workbench.user_file import load
 
 FACTOR = 2.0
@@ -161,3 +161,21 @@ def test_what_cannot_be_read_is_said(value: Any) -> None:
 def test_functions_of_packages_count_by_name_and_version(monkeypatch: pytest.MonkeyPatch) -> None:
     known = (torch.relu, len, torch.nn.functional.cross_entropy, torch.float32, np.tanh, wb.PipeSGD)
     assert len({content_digest(one) for one in known}) == len(known)
+
+
+_log: list[float] = []
+
+
+def test_a_log_that_a_function_keeps_need_not_count() -> None:
+    """A run's record is compared after its functions have run."""
+
+    def logging(rate: float) -> float:
+        _log.append(rate)
+        return scale * rate
+
+    scale = 2.0
+    strict, tolerant = digest_of(logging), digest_of(logging, logs=False)
+    logging(0.1)
+    assert digest_of(logging) != strict and digest_of(logging, logs=False) == tolerant
+    scale = 3.0
+    assert digest_of(logging, logs=False) != tolerant

@@ -462,7 +462,7 @@ def _content(algorithm: Algorithm, problem: Problem, settings: Settings) -> dict
         "optimizer": settings.optimizer or problem.optimizer,
         "schedule": settings.schedule,
     }
-    return {name: digest_of(value) for name, value in given.items()}
+    return {name: digest_of(value, logs=False) for name, value in given.items()}
 
 
 def slept_note(compute: ComputeTimes | None) -> list[str]:

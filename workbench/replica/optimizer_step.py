@@ -260,12 +260,14 @@ class OptimizerWrapper:
             return {
                 "optimizer": self.optimizer.state_dict(),
                 "schedule": self._schedule.state_dict() if self._schedule else None,
+                "used_lr": None if self.used_lr is None else float(self.used_lr),
             }
 
     def load(self, state: dict[str, Any]) -> None:
         """Restore `state()`."""
         with uncompiled():
             self.optimizer.load_state_dict(deepcopy(state["optimizer"]))  # the optimizer would share the tensors
+        self.used_lr = state.get("used_lr")  # checkpoints of earlier versions have none
         self._narrowed = self._narrow_groups()
         self._group_sizes = self._sizes()
         if self._schedule is not None and state["schedule"] is not None:

@@ -88,12 +88,16 @@ def settings_changes(info: dict[str, Any], num_steps: int | None = None) -> list
     """
     changes = []
     for row in info.get("steering") or ():
+        if not isinstance(row, dict):
+            continue
         new = row.get("became", row.get("set"))  # earlier versions recorded the command only
         if not isinstance(new, dict) or "refused" in row:
             continue
-        (after,) = [row["step"]] if "step" in row else list(row.get("steps") or [0])[:1]
+        steps = row.get("steps")
+        after = row.get("step", steps[0] if isinstance(steps, list) and steps else 0)
+        after = after if isinstance(after, int) else 0
         if num_steps is None or after <= num_steps:
-            changes.append((int(after or 0), new))
+            changes.append((after, new))
     return changes
 
 

@@ -253,7 +253,8 @@ class TorchTransport(Transport):
         self._wait(dist.broadcast(flat, self._ranks[root], group=self._group, async_op=True), flat, deadline)
 
     def barrier(self, deadline: Deadline) -> None:
-        wait_inside(dist.all_reduce(torch.zeros(1), group=self._host_group, async_op=True), deadline)
+        group = self._group if self._backend == "gloo" else self._host_group  # on gloo, the lane's own
+        wait_inside(dist.all_reduce(torch.zeros(1), group=group, async_op=True), deadline)
 
     def _wait(self, work: Any, flat: Tensor, deadline: Deadline) -> None:
         """Wait on the calling thread for a work that it began."""
