@@ -171,7 +171,7 @@ def test_a_run_cut_short_is_replayed_as_far_as_it_went() -> None:
     how = settings(steps=8)
     trained = train("torch", 2, AsyncSGD(), tiny.problem(), how, stop_after=3)
     plain = run_info(AsyncSGD(), tiny.problem(), how, "torch", 2)  # the ranks' algorithm was the test's wrapper
-    trained.run.info |= {name: plain[name] for name in ("algorithm", "content")}
+    trained.run.info.update({name: plain[name] for name in ("algorithm", "content")})
     replayed = replay(trained.run, AsyncSGD(), tiny.problem(), how)
     assert torch.equal(replayed.parameters[1], trained.parameters[1][-1])
 
