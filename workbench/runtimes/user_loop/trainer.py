@@ -493,7 +493,7 @@ class Trainer:
         """Run the program to its end: what it does after its loop."""
         self._ctx.num_steps = LOOP_ENDED
         end = self._interpreter.advance(self._program)
-        assert end is None, "the program goes on after its end"
+        assert end is None, "the program continues after its end"
 
     def _end_run(self) -> Run | None:
         """Release the model after all programs have ended, and return the run if it was recorded."""
